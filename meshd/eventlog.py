@@ -1,0 +1,101 @@
+"""The event log: one line per decision, on stdout, to subscribers (SSE, tests) and in a short memory of the latest.
+
+Owns the form of an event: ``ev`` (what), ``node`` and ``name`` (whom it is about; this node where nothing else is said), ``t``
+(wall clock, for people only; nothing in meshd compares it), and plain fields. Never prompts, answers or residuals.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TextIO
+
+from meshd.vocabulary import NodeId
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+REMEMBERED: Final = 256
+
+Event = Mapping[str, Any]
+Subscriber = Callable[[Event], None]
+
+
+class EventLog:
+    """Writes events and hands them on. A subscriber must not block and must not raise."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        name: str,
+        *,
+        form: str = "text",
+        level: str = "info",
+        out: TextIO | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._self = (node_id, name)
+        self._form = form
+        self._least = LEVELS[level]
+        self._out = out
+        self._wall_clock = wall_clock
+        self._mute = False
+        self._subscribers: dict[object, Subscriber] = {}
+        self.recent: deque[Event] = deque(maxlen=REMEMBERED)
+
+    def emit(
+        self, ev: str, *, level: str = "info", node: NodeId | None = None, name: str | None = None, **fields: Any
+    ) -> None:
+        """One event. ``fields`` are JSON plain."""
+        if LEVELS[level] < self._least:
+            return
+        own_id, own_name = self._self
+        event: dict[str, Any] = {
+            "ev": ev,
+            "node": node or own_id,
+            "name": name or (own_name if node in (None, own_id) else str(node)[:8]),
+            "t": round(self._wall_clock(), 3),
+            **fields,
+        }
+        if level != "info":
+            event["level"] = level
+        self.recent.append(event)
+        self._write(event)
+        for subscriber in list(self._subscribers.values()):
+            subscriber(event)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Be handed every event from now on; call what is returned to stop."""
+        token = object()
+        self._subscribers[token] = subscriber
+
+        def unsubscribe() -> None:
+            self._subscribers.pop(token, None)
+
+        return unsubscribe
+
+    def _write(self, event: Event) -> None:
+        if self._mute:
+            return
+        out = self._out if self._out is not None else sys.stdout
+        line = json.dumps(event, ensure_ascii=False, default=str) if self._form == "json" else _text(event)
+        try:
+            out.write(line + "\n")
+            out.flush()
+        except (OSError, ValueError):
+            # The reader of our stdout went away (a closed pipe, a full disk). Serving matters more than telling.
+            self._mute = True
+
+
+def _text(event: Event) -> str:
+    """``ready n1 smollm2-135m 0..15 http://…``: the ``text`` field if the event has one, else its fields."""
+    head = f"{event['ev']} {event['name']}"
+    if "text" in event:
+        return f"{head} {event['text']}"
+    rest = " ".join(
+        f"{key}={value}"
+        for key, value in event.items()
+        if key not in ("ev", "node", "name", "t") and value not in (None, "")
+    )
+    return f"{head} {rest}".rstrip()
