@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from meshd.inference.engine import Choice, Sampling
-from meshd.vocabulary import LayerRange, NodeId, SessionId
+from meshd.vocabulary import LayerRange, NodeId, Route, SessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was accepted and has a route."""
+    """The request was accepted and has a route: the one it begins on (recoveries may change it)."""
 
     session: SessionId
+    route: Route = ()
+    routing: RouteUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,16 @@ class Finished:
 
 
 Event = Started | Tokens | Finished
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """What the event stream of `Chain.generate` should also be: an answer that ended for a reason only the API can see (a
+    stop string) is finished with its report, not cancelled."""
+
+    def stop(self) -> None:
+        """No more tokens are wanted: the next event is `Finished`, reason ``stop``. Never waits, never fails."""
+        ...
 
 
 class Chain(Protocol):
