@@ -1,0 +1,81 @@
+"""The command table: which module answers which command."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import click
+import typer
+
+from meshd.cli import admin, ask, demo, identity, keys, models, tables, wait
+from meshd.errors import UsageError
+
+app = typer.Typer(
+    name="meshd",
+    help="A room of unreliable devices serves one language model together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"meshd {version('meshd')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del show_version
+
+
+@app.command(
+    "start",
+    help="This device's node in the foreground (meshd start --help: all flags).",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+def _start() -> None:
+    # Listed here for `meshd --help`; run() in cli/__init__.py takes it before typer is imported.
+    raise UsageError("start comes first: meshd start …")
+
+
+app.command("demo")(demo.demo)
+app.command("ask")(ask.ask)
+app.command("chat")(ask.chat)
+app.command("peers")(tables.peers)
+app.command("hive")(tables.hive)
+app.command("routes")(tables.routes)
+app.command("status")(tables.status)
+app.command("wait")(wait.wait)
+app.command("pull")(models.pull)
+app.command("models")(models.models)
+app.command("rm")(models.remove)
+app.command("drain")(admin.drain)
+app.command("resume")(admin.resume)
+app.add_typer(keys.app, name="key")
+app.add_typer(identity.app, name="identity")
+
+
+def run_app(argv: list[str]) -> int:
+    """Run one command; its exit status. MeshdError passes through to the caller."""
+    try:
+        status = app(args=argv, prog_name="meshd", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as shown:
+        print(shown.format_message(), file=sys.stderr)
+        return 2
+    except click.ClickException as wrong:
+        where = f" ({wrong.ctx.command_path} --help)" if isinstance(wrong, click.UsageError) and wrong.ctx else ""
+        print(f"meshd: {wrong.format_message()}{where}", file=sys.stderr)
+        return 2
+    except click.Abort:
+        return 130
+    return status if isinstance(status, int) else 0

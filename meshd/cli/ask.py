@@ -1,0 +1,100 @@
+"""``meshd ask`` and ``meshd chat``: answers in the terminal, streamed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from meshd.cli.room import Url, connect
+from meshd.client import Client, Piece
+
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = greedy.")]
+System = Annotated[str | None, typer.Option("--system", help="A system message in front.")]
+
+
+def ask(
+    prompt: Annotated[str, typer.Argument(help="The question; - reads standard input.")],
+    url: Url = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    system: System = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed draws the same tokens.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template: continue the text as it stands.")] = False,
+    show_route: Annotated[bool, typer.Option("--show-route", help="Say afterwards who computed it.")] = False,
+) -> None:
+    """One answer, streamed. With several --url the answer goes on at another entry when one dies."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    if raw:
+        body["prompt"] = text
+    else:
+        body["messages"] = [
+            *([{"role": "system", "content": system}] if system else []),
+            {"role": "user", "content": text},
+        ]
+    with connect(url) as room:
+        final = _print_stream(room, body)
+    if show_route and final is not None:
+        typer.echo(route_line(final), err=True)
+
+
+def chat(
+    url: Url = None,
+    max_tokens: MaxTokens = 1024,
+    temperature: Temperature = 0.7,
+    system: System = None,
+) -> None:
+    """A conversation. Ctrl-C stops the answer only; Ctrl-D or /quit ends, /new starts afresh."""
+    start: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    with connect(url) as room:
+        while True:
+            try:
+                said = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                typer.echo()
+                return
+            if said == "/quit":
+                return
+            if said == "/new":
+                messages = list(start)
+                continue
+            if not said:
+                continue
+            messages.append({"role": "user", "content": said})
+            heard: list[str] = []
+            try:
+                _print_stream(room, {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}, heard)
+            except KeyboardInterrupt:
+                typer.echo(" [stopped]")
+            messages.append({"role": "assistant", "content": "".join(heard)})
+
+
+def _print_stream(room: Client, body: Mapping[str, Any], heard: list[str] | None = None) -> Mapping[str, Any] | None:
+    final = None
+    piece: Piece
+    for piece in room.stream(**body):
+        if piece.text:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+            if heard is not None:
+                heard.append(piece.text)
+        final = piece.final or final
+    sys.stdout.write("\n")
+    return final
+
+
+def route_line(answer: Mapping[str, Any]) -> str:
+    """Who computed an answer, in a line: ``n1 0..15 8.1 ms -> n2 15..30 7.9 ms (cold), 31.2 tokens/s, recovered 1x``."""
+    hops = " -> ".join(
+        f"{hop['name']} {hop['layers'][0]}..{hop['layers'][1]} {hop.get('compute_ms', 0):.1f} ms"
+        for hop in answer["route"]
+    )
+    line = f"{hops} ({answer['routing']['mode']}), {answer['timings']['tokens_per_s']:.1f} tokens/s"
+    for lost in answer.get("recoveries", ()):
+        line += f"; {lost['from']} -> {lost['to']} ({lost['reason']}) stalled {lost['stall_ms']:.0f} ms"
+    return line

@@ -1,0 +1,223 @@
+"""A room of real daemons on loopback: what the demo shows, the tests drive and the benchmarks measure.
+
+Each node is a process of its own with its own state folder, ports and log, exactly as on its own device, except that the nodes
+read one model store (their shards are mapped from one physical copy). Nodes are ended by pid, never by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshd.client import Client
+from meshd.errors import LocalError, MeshdError
+
+
+@dataclass(slots=True)
+class Node:
+    """One daemon. ``flags`` are its own; addresses stay the same over restarts, as a device's would."""
+
+    name: str
+    home: Path
+    http: str
+    mesh: str
+    flags: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.http}"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "events.log"
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every event the node logged so far."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
+                if line.startswith("{"):
+                    with contextlib.suppress(ValueError):
+                        found.append(json.loads(line))
+        return found
+
+
+@dataclass(slots=True)
+class LocalRoom:
+    """Daemons on one host. A context manager: leaving it ends them all and removes their folders."""
+
+    model: str
+    store: Path | None = None
+    host: str = "127.0.0.1"
+    common: Sequence[str] = ()
+    nodes: dict[str, Node] = field(default_factory=dict)
+    home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="meshd-room-")))
+
+    def __enter__(self) -> LocalRoom:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, *flags: str, host: str | None = None, join: bool = True) -> Node:
+        """Make a node and start it; it joins the first one."""
+        home = self.home / name
+        home.mkdir(parents=True)
+        if self.store is not None:
+            (home / "models").symlink_to(self.store)
+        host = host or self.host
+        http, mesh = (f"{host}:{port}" for port in free_ports(host, 2))
+        node = Node(name, home, http, mesh, list(flags))
+        if join and self.nodes:
+            node.flags += ["--join", next(iter(self.nodes.values())).mesh]
+        self.nodes[name] = node
+        self.start(name)
+        return node
+
+    def start(self, name: str) -> None:
+        """Start (again): same folder, same addresses."""
+        node = self.nodes[name]
+        if node.alive:
+            return
+        command = [
+            *(sys.executable, "-m", "meshd", "start", "--name", name, "--state-dir", str(node.home)),
+            *("--http", node.http, "--mesh", node.mesh, "--no-mdns", "--event-log", "json"),
+            *(["--model", self.model] if self.model else []),
+            *self.common,
+            *node.flags,
+        ]
+        with node.log.open("ab") as out:
+            node.process = subprocess.Popen(  # noqa: S603  # our own interpreter with our own arguments
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            )
+        node.starts += 1
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to the daemon and, for the unkind ones, to its workers too (a device dies as a whole)."""
+        node = self.nodes[name]
+        if node.process is None or node.process.poll() is not None:
+            return
+        family = [node.process.pid]
+        if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+            family += _children(node.process.pid)
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number == signal.SIGKILL:
+            node.process.wait(10)
+
+    def kill(self, name: str) -> None:
+        """The device loses power."""
+        self.signal(name, signal.SIGKILL)
+
+    def freeze(self, name: str) -> None:
+        """The device hangs."""
+        self.signal(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """The device goes on as if nothing had been."""
+        self.signal(name, signal.SIGCONT)
+
+    # --- the room -----------------------------------------------------------------------------------------------------
+
+    def client(self, *names: str, timeout_s: float = 60.0) -> Client:
+        """A client whose entries are these nodes (default: all)."""
+        return Client([self.nodes[name].url for name in names or self.nodes], timeout_s=timeout_s)
+
+    def wait(
+        self, *, nodes: int | None = None, replicas: int = 1, timeout_s: float = 60.0, at: Sequence[str] = ()
+    ) -> None:
+        """Until every node (or those in ``at``) sees so many nodes and every layer held so often. Raises LocalError with
+        what the last one lacked and the tail of its log."""
+        want = nodes if nodes is not None else sum(node.alive for node in self.nodes.values())
+        give_up = time.monotonic() + timeout_s
+        for name in at or [name for name, node in self.nodes.items() if node.alive]:
+            lacking = "no answer"
+            while lacking:
+                lacking = self._lacking(name, want, replicas)
+                if lacking and (time.monotonic() >= give_up or not self.nodes[name].alive):
+                    tail = "\n".join(self.nodes[name].log.read_text(errors="replace").splitlines()[-15:])
+                    raise LocalError(f"{name}: {lacking}\n{tail}")
+                if lacking:
+                    time.sleep(0.05)
+
+    def _lacking(self, name: str, nodes: int, replicas: int) -> str:
+        try:
+            with self.client(name, timeout_s=5) as client:
+                state, hive = client.get("/status"), client.get("/mesh/hive")
+        except MeshdError as error:
+            return error.message
+        if state["state"] not in ("ready", "observer"):
+            return f"{state['state']}: {state['reason']}"
+        if hive["nodes"] < nodes or hive["min_replicas"] < replicas:
+            return f"sees {hive['nodes']} of {nodes} nodes, {hive['min_replicas']} of {replicas} replicas ({hive['status']})"
+        return ""
+
+    def close(self) -> None:
+        """End every node and remove the folders."""
+        for name, node in self.nodes.items():
+            if node.alive:
+                self.thaw(name)
+                self.signal(name, signal.SIGTERM)
+        for name, node in self.nodes.items():
+            if node.process is not None:
+                try:
+                    node.process.wait(8)
+                except subprocess.TimeoutExpired:
+                    self.kill(name)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that are free now, for TCP and UDP."""
+    with contextlib.ExitStack() as held:
+        found: list[int] = []
+        for tcp in _bound(host, held):
+            udp = held.enter_context(socket.socket(_family(host), socket.SOCK_DGRAM))
+            with contextlib.suppress(OSError):
+                udp.bind((host, tcp))
+                found.append(tcp)
+            if len(found) == count:
+                break
+        return found
+
+
+def _bound(host: str, held: contextlib.ExitStack) -> Iterator[int]:
+    while True:
+        tcp = held.enter_context(socket.socket(_family(host), socket.SOCK_STREAM))
+        tcp.bind((host, 0))
+        yield tcp.getsockname()[1]
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _children(pid: int) -> list[int]:
+    """Pids below ``pid``, from /proc; empty where there is none."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *_children(child)]
+    return found

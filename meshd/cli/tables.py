@@ -1,0 +1,135 @@
+"""``meshd peers | hive | routes | status``: the reading endpoints as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshd.cli.room import Json, Url, Watch, connect, show
+
+_STATE_STYLE = {"alive": "green", "suspect": "yellow", "draining": "cyan", "dead": "red", "left": "dim"}
+HEALTHY, NO_REDUNDANCY, BROKEN = 0, 3, 4
+
+
+def peers(url: Url = None, watch: Watch = False, as_json: Json = False) -> None:
+    """Every node as this one sees it."""
+    with connect(url, timeout_s=10) as room:
+        show(lambda: room.get("/mesh/peers"), peers_table, as_json=as_json, watch=watch)
+
+
+def hive(
+    url: Url = None,
+    watch: Watch = False,
+    as_json: Json = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit 0 healthy, 3 no redundancy, 4 broken.")] = False,
+) -> None:
+    """Which layers are held how often, and what is missing."""
+    with connect(url, timeout_s=10) as room:
+        document = show(lambda: room.get("/mesh/hive"), hive_table, as_json=as_json, watch=watch)
+    if check:
+        raise typer.Exit(hive_verdict(document))
+
+
+def routes(url: Url = None, watch: Watch = False, as_json: Json = False) -> None:
+    """The routes this node has measured, and how traffic is shared among them."""
+    with connect(url, timeout_s=10) as room:
+        show(lambda: room.get("/v1/routing"), routes_table, as_json=as_json, watch=watch)
+
+
+def status(url: Url = None, watch: Watch = False, as_json: Json = False) -> None:
+    """This node: state, memory, queue, counters, warnings."""
+    with connect(url, timeout_s=10) as room:
+        show(lambda: room.get("/status"), status_table, as_json=as_json, watch=watch)
+
+
+def hive_verdict(document: Mapping[str, Any]) -> int:
+    """The exit status of ``hive --check``."""
+    if document["status"] == "healthy":
+        return HEALTHY
+    return NO_REDUNDANCY if document["status"].startswith("healthy") else BROKEN
+
+
+def _layers(pair: Any) -> str:
+    return f"{pair[0]}..{pair[1]}" if pair else "-"
+
+
+def peers_table(document: Mapping[str, Any]) -> RenderableType:
+    """A row a node."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "state", "role", "layers", "admitted", "heard", "rtt", "queue", "tok/s", "free", "address"):
+        table.add_column(heading, no_wrap=True)
+    for i, peer in enumerate([document["self"], *document["peers"]]):
+        health = peer.get("status") or {}
+        admitted = {True: "yes", False: f"no: {peer.get('admission') or ''}", None: "not yet"}[peer.get("admitted")]
+        table.add_row(
+            peer["name"] + (" (this node)" if i == 0 else ""),
+            Text(peer["state"], style=_STATE_STYLE.get(peer["state"], "")),
+            peer["role"],
+            _layers(peer["layers"]),
+            "-" if peer["layers"] is None else admitted,
+            "" if i == 0 or peer["last_heard_s"] is None else f"{peer['last_heard_s']:.1f} s",
+            "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms",
+            str(health.get("queue_depth", "")) + (" jammed" if health.get("jammed") else ""),
+            f"{health.get('tokens_per_s', 0):.1f}",
+            f"{health.get('ram_free_mb', 0)} MB",
+            (peer["mesh"] or "") + (" one-way" if peer.get("one_way") else ""),
+        )
+    return table
+
+
+def hive_table(document: Mapping[str, Any]) -> RenderableType:
+    """The status in words, a bar a stage, and a line for whatever is wrong."""
+    head = Text(f"{document['model'] or 'no model'}: {document['status']}", style="bold")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("layers", "replicas"):
+        table.add_column(heading)
+    for start, end, replicas in document["stages"]:
+        table.add_row(f"{start}..{end}", "#" * replicas + f" {replicas}")
+    notes = [f"missing {_layers(pair)}" for pair in document["missing"]]
+    notes += [f"{_layers(single)} only on {single[2]}" for single in document["single"]]
+    notes += [
+        f"{load['name']} is loading {_layers(load['layers'])} ({load['progress']:.0%})" for load in document["loading"]
+    ]
+    notes += [f"{refused['name']} not admitted: {refused['reason']}" for refused in document["not_admitted"]]
+    notes += [f"{name} jammed" for name in document["jammed"]]
+    return Group(head, table, *map(Text, notes))
+
+
+def routes_table(document: Mapping[str, Any]) -> RenderableType:
+    """A table a model, a row a route."""
+    tables: list[RenderableType] = []
+    for model, entry in document["models"].items():
+        table = Table(title=f"{model}, epoch {entry['epoch']}", box=None, pad_edge=False, title_justify="left")
+        for heading in ("route", "status", "tok/s", "prior", "coefficient", "share", "samples"):
+            table.add_column(heading)
+        for arm in entry["candidates"]:
+            table.add_row(
+                arm["signature"].partition("|")[2],
+                arm["status"],
+                "-" if arm["tps"] is None else f"{arm['tps']:.1f}",
+                f"{arm['prior_tps']:.1f}",
+                "-" if arm["coefficient"] is None else f"{arm['coefficient']:.2f}",
+                f"{arm['expected_share']:.0%}",
+                str(arm["samples"]),
+            )
+        tables.append(table)
+    return Group(*tables) if tables else Text("no routes yet")
+
+
+def status_table(document: Mapping[str, Any]) -> RenderableType:
+    """A row a fact."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for key, value in document.items():
+        shown = " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+        if isinstance(shown, list):
+            shown = "\n".join(map(str, shown))
+        if shown not in (None, "", []):
+            table.add_row(key, str(shown))
+    return table

@@ -1,0 +1,204 @@
+"""The Python client: ask a room for an answer, streamed, going on at another entry when one dies.
+
+Nothing of a running answer is stored anywhere but here: the seed and the ids received so far are enough for any other entry to
+go on with the same tokens (`resume`), so a stream outlives the node it was asked at.
+
+    from meshd.client import Client
+    with Client(["http://n1:8090", "http://n2:8090"]) as room:
+        for event in room.stream(prompt="The capital of France is", max_tokens=16):
+            print(event.text, end="")
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from meshd.errors import MeshdError, PeerError
+
+DEFAULT_URL: Final = "http://127.0.0.1:8090"
+_ELSEWHERE: Final = frozenset(
+    {429, 502, 503, 504}
+)  # another entry may do better; other statuses are the caller's fault
+
+
+class RequestFailed(MeshdError):
+    """The room's own error, as it said it: ``code``, ``status`` and the whole error object."""
+
+    def __init__(self, status: int, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error.get("message") or f"HTTP {status}"), param=error.get("param"))
+        self.http_status = status
+        self.error = dict(error)
+
+
+class NoEntry(PeerError):
+    """None of the entries could be reached."""
+
+    code = "no_entry"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of a running answer. The last piece carries the whole answer object in ``final``. ``route`` names the nodes
+    that compute it, as far as they were known when this entry accepted the request."""
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    route: tuple[str, ...] = ()
+    final: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is needed to go on elsewhere."""
+
+    seed: int | None = None
+    digest: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    route: tuple[str, ...] = ()
+
+
+class Client:
+    """A room behind one or more entries. ``urls`` are tried in turn; the one that answered last is tried first."""
+
+    def __init__(
+        self, urls: Sequence[str] | str = DEFAULT_URL, *, key: str | None = None, timeout_s: float = 60.0
+    ) -> None:
+        self._urls = [urls] if isinstance(urls, str) else list(urls)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(timeout_s, connect=3.0)
+        self._http = httpx.Client(headers=headers, timeout=timeout, trust_env=False)
+        self._first = 0
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # --- documents ----------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Any:
+        """The JSON document at ``path`` from the first entry that answers. Raises RequestFailed, NoEntry."""
+        return self._call("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """POST and return the JSON answer."""
+        return self._call("POST", path, body or {})
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        problem: Exception | None = None
+        for url in self._ring():
+            try:
+                response = self._http.request(method, url + path, json=body)
+                return _document(response)
+            except httpx.TransportError as error:
+                problem = _unreachable(url, error)
+            except RequestFailed as error:
+                if error.http_status not in _ELSEWHERE:
+                    raise
+                problem = error
+        raise problem or NoEntry("no entry given")
+
+    def _ring(self) -> Iterator[str]:
+        for i in range(len(self._urls)):
+            at = (self._first + i) % len(self._urls)
+            yield self._urls[at].rstrip("/")
+            self._first = (at + 1) % len(self._urls)  # only reached when that entry did not do
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def ask(self, prompt: str | None = None, **body: Any) -> Mapping[str, Any]:
+        """The whole answer object of ``POST /chain`` (INTERFACE: prompt, messages, max_tokens, seed …)."""
+        final: Mapping[str, Any] = {}
+        for piece in self.stream(prompt, **body):
+            final = piece.final or final
+        return final
+
+    def stream(self, prompt: str | None = None, *, patience_s: float = 10.0, **body: Any) -> Iterator[Piece]:
+        """Pieces of an answer as they come. A dead entry costs a pause, not a token: the stream goes on at the next one
+        for as long as ``patience_s`` passes without any progress. Raises RequestFailed, NoEntry."""
+        request = {**body, "stream": True, **({} if prompt is None else {"prompt": prompt})}
+        progress = _Progress()
+        while True:
+            before, give_up = len(progress.tokens), time.monotonic() + patience_s
+            problem: Exception | None = None
+            for url in self._ring():
+                try:
+                    yield from self._stream_at(url, request, progress)
+                    return
+                except httpx.TransportError as error:
+                    problem = _unreachable(url, error)
+                except RequestFailed as error:
+                    if error.http_status not in _ELSEWHERE:
+                        raise
+                    problem = error
+                if len(progress.tokens) > before:
+                    break
+            if len(progress.tokens) == before and (len(self._urls) == 1 or time.monotonic() >= give_up):
+                raise problem or NoEntry("no entry given")
+            time.sleep(0.05)
+
+    def _stream_at(self, url: str, request: Mapping[str, Any], progress: _Progress) -> Iterator[Piece]:
+        body = dict(request)
+        if progress.tokens or progress.seed is not None:
+            body.update(seed=progress.seed, digest=progress.digest, resume={"tokens": progress.tokens})
+        with self._http.stream("POST", url + "/chain", json=body) as response:
+            if response.status_code != 200:
+                response.read()
+                _document(response)
+            for event in _events(response.iter_lines()):
+                if "error" in event:
+                    raise RequestFailed(int(event["error"].get("status") or 503), event["error"])
+                if "finish_reason" in event:
+                    yield Piece(final=_whole(event, progress))
+                    return
+                if "tokens" in event:
+                    progress.tokens += event["tokens"]
+                    progress.text += event.get("text", "")
+                    yield Piece(event.get("text", ""), tuple(event["tokens"]), progress.route)
+                else:
+                    progress.seed, progress.digest = event.get("seed"), event.get("digest")
+                    progress.route = tuple(hop["name"] for hop in event.get("route", ()))
+        raise httpx.RemoteProtocolError("the stream ended without an end")
+
+
+def _whole(final: Mapping[str, Any], progress: _Progress) -> Mapping[str, Any]:
+    """The last entry's answer object, with what earlier entries sent in front."""
+    if len(final.get("tokens", ())) >= len(progress.tokens):
+        return final
+    return {**final, "tokens": list(progress.tokens), "text": progress.text}
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("data:"):
+            data = line[5:].strip()
+            if data != "[DONE]":
+                yield json.loads(data)
+
+
+def _document(response: httpx.Response) -> Any:
+    try:
+        document = response.json()
+    except ValueError:
+        document = {"error": {"message": f"{response.url}: HTTP {response.status_code}, not JSON: is this meshd?"}}
+    if response.status_code >= 400 or (isinstance(document, dict) and "error" in document):
+        error = document.get("error") if isinstance(document, dict) else None
+        raise RequestFailed(response.status_code, error if isinstance(error, Mapping) else {})
+    return document
+
+
+def _unreachable(url: str, error: httpx.TransportError) -> NoEntry:
+    what = "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
+    return NoEntry(f"{url}: {what}; is a node running there? (`meshd start`, or --url)")

@@ -1,0 +1,120 @@
+"""Who may import whom: the structure of DESIGN, held by a test rather than by good intentions."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "meshd"
+
+# Modules that neither read a clock, nor open a socket, nor start a thread: time and randomness are arguments.
+PURE = [
+    "meshd.vocabulary",
+    "meshd.errors",
+    "meshd.directory",
+    "meshd.roster",
+    *("meshd.links." + m for m in ("frame", "flow", "assemble", "multiplex", "wire", "fault")),
+    *("meshd.gossip." + m for m in ("member", "wire", "suspicion", "membership", "detector", "rumours", "health_wire", "core")),
+    *("meshd.routing." + m for m in ("candidates", "prior", "stats", "policy", "penalties", "bandit", "planner")),
+    *("meshd.election." + m for m in ("capacity", "coverage", "elect", "claims", "holds", "rebalance", "plan")),
+    *("meshd.admission." + m for m in ("book", "qspec")),
+    *("meshd.chain." + m for m in ("messages", "session", "hop", "recovery", "request")),
+    *("meshd.inference." + m for m in ("batch", "engine", "text", "detokenize")),
+]
+IO = ["socket", "ssl", "threading", "subprocess", "trio", "asyncio", "time", "random", "torch", "numpy", "httpx", "h11"]
+# random.Random as a type of an argument and time's constants are harmless, but a pure module needs neither at run time.
+DAEMON_MUST_NOT_LOAD = ["torch", "transformers", "numpy", "httpx", "typer", "rich", "huggingface_hub", "gguf", "safetensors", "tokenizers"]
+
+# package -> packages it may import from. Everything may import vocabulary and errors.
+SEAMS = {"directory"}
+ALLOWED = {
+    "links": {"identity"},
+    "identity": set(),
+    "gossip": {"links", "identity"} | SEAMS,
+    "routing": SEAMS,
+    "election": {"routing"} | SEAMS,
+    "admission": {"links", "inference"} | SEAMS,
+    "models": {"inference"},
+    "inference": {"links", "models"},
+    "chain": {"links", "inference", "routing"} | SEAMS,
+    "api": {"chain", "inference", "routing", "models", "eventlog"} | SEAMS,
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def test_packages_meet_only_at_the_seams() -> None:
+    wrong = []
+    for name, path in modules():
+        package = name.split(".")[1] if "." in name else ""
+        if package not in ALLOWED:
+            continue
+        for target in imports(path):
+            if not target.startswith("meshd."):
+                continue
+            other = target.split(".")[1]
+            if other not in ALLOWED[package] | {package, "vocabulary", "errors"}:
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_worker_sees_torch_and_only_discovery_sees_zeroconf() -> None:
+    wrong = []
+    for name, path in modules():
+        for target in imports(path):
+            top = target.split(".")[0]
+            if top in ("torch", "transformers") and not name.startswith("meshd.inference.worker."):
+                wrong.append(f"{name} imports {target}")
+            if top == "zeroconf" and name != "meshd.gossip.discovery":
+                wrong.append(f"{name} imports {target}")
+            if top in ("typer", "rich", "click") and not name.startswith("meshd.cli."):
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_import_with_io_blocked(name: str) -> None:
+    """A fresh interpreter, the I/O modules made unimportable, the module imported: it must not notice."""
+    path = ROOT / (name.replace(".", "/") + ".py")
+    bad = [target for target in imports(path) if target.split(".")[0] in IO and not _typing_only(path, target)]
+    assert not bad, f"{name} imports {bad}"
+
+
+def _typing_only(path: Path, target: str) -> bool:
+    """True when the import stands under TYPE_CHECKING, or takes only the Random class that is handed in."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == target == "random":
+            return [alias.name for alias in node.names] == ["Random"]
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Import) and target in [a.name for a in inner.names]:
+                    return True
+    if target == "random":  # `import random` for the annotation random.Random only
+        text = path.read_text(encoding="utf-8")
+        return text.count("random.") == text.count("random.Random")
+    return False
+
+
+def test_the_daemon_stays_small() -> None:
+    code = "import sys, meshd.daemon; print(*[m for m in %r if m in sys.modules])" % (DAEMON_MUST_NOT_LOAD,)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.split() == []
