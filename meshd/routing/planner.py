@@ -12,11 +12,12 @@ from meshd.vocabulary import LayerRange, NodeId, Route
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
-    """A route and why it was taken (INTERFACE: ``routing``)."""
+    """A route and why it was taken (INTERFACE: ``routing``). ``digest`` is the model's; what came of it is filed under it."""
 
     hops: Route
     mode: str
     signature: str
+    digest: str = ""
 
 
 class Planner(Protocol):
