@@ -14,7 +14,7 @@ For what a node *is* (its advert) the newest word wins whatever brought it: epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshd.directory import Directory, Member
@@ -32,6 +32,12 @@ class _Linked:
     via: str
     source: Endpoint | None = None
     broken: bool = False
+
+    @property
+    def state(self) -> NodeStatus:
+        if self.broken:
+            return NodeStatus.DEAD
+        return NodeStatus.DRAINING if self.advert.draining else NodeStatus.ALIVE
 
 
 def _no_verdict(_: Advert) -> Verdict:
@@ -113,30 +119,22 @@ class Roster:
 
     def build(self) -> Directory:
         """The directory as of all that was told. Its version moves only if a route could change."""
-        members = [self._join(node) for node in {*self._gossip, *self._linked}]
+        members = [self._judged(member) for member in self._joined()]
         if self._me is not None:
             members.append(self._me)
         self.directory = self.directory.replace(members)
         return self.directory
 
-    def _join(self, node: NodeId) -> Member:
-        gossiped, linked = self._gossip.get(node), self._linked.get(node)
-        if gossiped is None:
-            assert linked is not None
-            member = Member(
-                linked.advert,
-                NodeStatus.DEAD
-                if linked.broken
-                else NodeStatus.DRAINING
-                if linked.advert.draining
-                else NodeStatus.ALIVE,
-                via=linked.via,
-                source=linked.source,
-            )
-        elif linked is not None and _newer(linked.advert, gossiped.advert):
-            member = replace(gossiped, advert=linked.advert)
-        else:
-            member = gossiped
+    def _joined(self) -> Iterator[Member]:
+        for node, known in self._gossip.items():
+            linked = self._linked.get(node)
+            yield replace(known, advert=linked.advert) if linked and _newer(linked.advert, known.advert) else known
+        for node, linked in self._linked.items():
+            if node not in self._gossip:
+                yield Member(linked.advert, linked.state, via=linked.via, source=linked.source)
+
+    def _judged(self, member: Member) -> Member:
+        node = member.node_id
         admitted, reason = self.verdict(member.advert) if member.advert.layers is not None else (None, "")
         rtt_ms = member.rtt_ms if member.rtt_ms is not None else self._rtt_ms.get(node)
         return replace(

@@ -20,7 +20,10 @@ PURE = [
     "meshd.directory",
     "meshd.roster",
     *("meshd.links." + m for m in ("frame", "flow", "assemble", "multiplex", "wire", "fault")),
-    *("meshd.gossip." + m for m in ("member", "wire", "suspicion", "membership", "detector", "rumours", "health_wire", "core")),
+    *(
+        "meshd.gossip." + m
+        for m in ("member", "wire", "suspicion", "membership", "detector", "rumours", "health_wire", "core")
+    ),
     *("meshd.routing." + m for m in ("candidates", "prior", "stats", "policy", "penalties", "bandit", "planner")),
     *("meshd.election." + m for m in ("capacity", "coverage", "elect", "claims", "holds", "rebalance", "plan")),
     *("meshd.admission." + m for m in ("book", "qspec")),
@@ -29,7 +32,18 @@ PURE = [
 ]
 IO = ["socket", "ssl", "threading", "subprocess", "trio", "asyncio", "time", "random", "torch", "numpy", "httpx", "h11"]
 # random.Random as a type of an argument and time's constants are harmless, but a pure module needs neither at run time.
-DAEMON_MUST_NOT_LOAD = ["torch", "transformers", "numpy", "httpx", "typer", "rich", "huggingface_hub", "gguf", "safetensors", "tokenizers"]
+DAEMON_MUST_NOT_LOAD = [
+    "torch",
+    "transformers",
+    "numpy",
+    "httpx",
+    "typer",
+    "rich",
+    "huggingface_hub",
+    "gguf",
+    "safetensors",
+    "tokenizers",
+]
 
 # package -> packages it may import from. Everything may import vocabulary and errors.
 SEAMS = {"directory"}
@@ -115,6 +129,6 @@ def _typing_only(path: Path, target: str) -> bool:
 
 
 def test_the_daemon_stays_small() -> None:
-    code = "import sys, meshd.daemon; print(*[m for m in %r if m in sys.modules])" % (DAEMON_MUST_NOT_LOAD,)
+    code = f"import sys, meshd.daemon; print(*[m for m in {DAEMON_MUST_NOT_LOAD!r} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.split() == []

@@ -1,0 +1,99 @@
+"""Settings: four sources, one table, errors that name their source."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from meshd.config import Config, load
+from meshd.errors import UsageError
+from meshd.vocabulary import Endpoint, LayerRange
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"MESHD_STATE_DIR": str(tmp_path)}
+
+
+def test_defaults_are_those_of_the_contract(env: dict[str, str]) -> None:
+    config = load([], env)
+    assert (config.http, config.mesh) == (Endpoint("127.0.0.1", 8090), Endpoint("127.0.0.1", 8091))
+    assert (config.target_replicas, config.kv_reserve, config.lane_fraction) == (2, 0.2, 0.6)
+    assert (config.route_explore_share, config.route_weight_alpha, config.route_stats_half_life) == (0.3, 1.0, 600)
+    assert (config.max_sessions, config.max_queue, config.preset, config.detector) == (64, 32, "room", "swim")
+    assert (config.mdns, config.admit, config.deterministic, config.open_read) == (True, True, True, False)
+
+
+def test_a_mesh_key_opens_the_addresses(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "mesh.key").write_text("x")
+    assert load([], env).http == Endpoint("0.0.0.0", 8090)
+
+
+def test_flag_beats_environment_beats_file(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "meshd.toml").write_text('kv_reserve = 0.5\nname = "file"\nmdns = false\njoin = ["a:1", "b:2"]\n')
+    config = load(["--name", "flag"], {**env, "MESHD_NAME": "env", "MESHD_KV_RESERVE": "0.4"})
+    assert (config.name, config.kv_reserve, config.mdns) == ("flag", 0.4, False)
+    assert config.join == (Endpoint("a", 1), Endpoint("b", 2))
+    assert load(["--mdns"], env).mdns
+
+
+@pytest.mark.parametrize("text", ["0..15", "0-15"])
+def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
+    assert load(["--layers", text], env).layers == LayerRange(0, 15)
+    assert load(["--layers", "auto"], env).layers is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--layers", "15..0"], "--layers"),
+        (["--kv-reserve", "nan"], "--kv-reserve"),
+        (["--threads", "0"], "--threads"),
+        (["--dtype", "bf17"], "bf17"),
+        (["--model", "../x"], "--model"),
+        (["--name", "a b"], "--name"),
+        (["--http", "0.0.0.0:1"], "--http 0.0.0.0:1 is not loopback"),
+        (["--http", "127.0.0.1:x"], "'x' is not a port"),
+        (["--join", "http://n1:8090"], "mesh address"),
+        (["--join", "n1:8090"], "n1:8091"),
+        (["--http", "127.0.0.1:5", "--join", "n1:5"], "HTTP port"),
+        (["--http", "127.0.0.1:5", "--mesh", "127.0.0.1:5"], "both"),
+        (["--mesh-key", "/nonexistent/key"], "meshd key new"),
+        (["--config", "/nonexistent/toml"], "--config"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_values_name_their_flag(argv: list[str], named: str, env: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=re.escape(named)) as caught:
+        load(argv, env)
+    assert "\n" not in caught.value.message
+
+
+def test_unknown_key_and_wrong_value_in_the_file(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "meshd.toml").write_text("kv_resreve = 0.5\n")
+    with pytest.raises(UsageError, match="kv_resreve"):
+        load([], env)
+    (tmp_path / "meshd.toml").write_text("kv_reserve = 5\n")
+    with pytest.raises(UsageError, match=r"meshd\.toml: kv_reserve"):
+        load([], env)
+
+
+@pytest.mark.parametrize("text", ["[::1]:7002", "::1", "[::1]"])
+def test_ipv6_literals(text: str, env: dict[str, str]) -> None:
+    assert load(["--join", text], env).join[0].host == "::1"
+    assert load(["--mesh", "[::1]:7001"], env).mesh == Endpoint("::1", 7001)
+    assert str(Endpoint("::1", 7001)) == "[::1]:7001"
+
+
+def test_insecure_lan_opens_other_addresses_without_a_key(env: dict[str, str]) -> None:
+    assert load(["--insecure-lan", "--http", "0.0.0.0:80"], env).http == Endpoint("0.0.0.0", 80)
+
+
+def test_every_setting_has_a_flag_and_a_help_line(capsys: pytest.CaptureFixture[str], env: dict[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        load(["--help"], env)
+    shown = capsys.readouterr().out
+    for name in Config.__dataclass_fields__:
+        assert "--" + name.replace("_", "-") in shown
