@@ -1,0 +1,174 @@
+"""The rehearsal model as an `Engine`: runs in the daemon's own process, needs no weights and no worker.
+
+Owns when things run: one forward at a time, and everything that waits when a forward starts shares it, so concurrent sessions
+overlap as they do on a real stage. A forward sleeps ``step_ms`` times its share of the model's layers, whatever its rows.
+The arithmetic and the state are `hash_stage`'s.
+
+There is no scheduler task. Whoever holds the lock runs the batch for all who wait; a waiter that is cancelled while it leads
+puts the others' jobs back, and the next holder of the lock takes them. Times are milliseconds where named so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+
+from meshd.errors import EngineFailed, MeshdError, RangeNotHeld
+from meshd.inference.engine import EngineHealth, EngineInfo, Ran, Run, Sampling
+from meshd.inference.hash_stage import ROW_BYTES, VOCABULARY, HashSessions, HashStage
+from meshd.vocabulary import LayerRange, ModelSpec, SessionId
+
+DEFAULT_KV_BYTES = 1 << 30
+MAX_BATCH = 32
+
+
+@dataclass(slots=True)
+class _Job:
+    run: Run
+    arrived: float
+    result: Ran | MeshdError | None = None
+
+
+class HashEngine:
+    """Layers ``layers`` of the hash model described by ``spec``."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: LayerRange,
+        *,
+        seed: int = 0,
+        step_ms: float = 0.0,
+        generation: int = 1,
+        kv_bytes: int = DEFAULT_KV_BYTES,
+        max_batch: int = MAX_BATCH,
+    ) -> None:
+        if layers.end > spec.num_layers:
+            raise RangeNotHeld(f"{spec.name} has {spec.num_layers} layers, not {layers}")
+        self._stage = HashStage(spec.num_layers, seed)
+        self._sessions = HashSessions(
+            self._stage, layers, kv_bytes=kv_bytes, bytes_per_token_layer=max(1, spec.kv_bytes_per_token_layer)
+        )
+        self.step_ms = step_ms
+        self._max_batch = max_batch
+        layer_ms = step_ms / spec.num_layers
+        self._info = EngineInfo(
+            spec=spec,
+            layers=layers,
+            dtype=spec.dtype,
+            arith="hash",
+            deterministic=True,
+            generation=generation,
+            layer_ms_1=layer_ms,
+            layer_ms_64=layer_ms,
+        )
+        self._lock = trio.Lock()
+        self._waiting: deque[_Job] = deque()
+        self._closed = False
+        self._forwards = 0
+        self._forward_began: float | None = None
+        self._rows_per_s = 0.0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def health(self) -> EngineHealth:
+        busy_ms = 0.0 if self._forward_began is None else (trio.current_time() - self._forward_began) * 1000.0
+        return EngineHealth(
+            tick=self._forwards,
+            busy_ms=busy_ms,
+            queue_depth=len(self._waiting),
+            sessions=len(self._sessions),
+            kv_used_bytes=self._sessions.kv_used_bytes,
+            kv_total_bytes=self._sessions.kv_total_bytes,
+            tokens_per_s=self._rows_per_s,
+            alive=not self._closed,
+            reason="closed" if self._closed else "",
+            counters={"forwards": self._forwards},
+        )
+
+    async def run(self, run: Run) -> Ran:
+        job = _Job(run, trio.current_time())
+        self._waiting.append(job)
+        try:
+            async with self._lock:
+                if job.result is None:
+                    await self._forward()
+        except trio.Cancelled:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            raise
+        if isinstance(job.result, MeshdError):
+            raise job.result
+        if job.result is None:
+            raise EngineFailed("the engine was closed")
+        return job.result
+
+    async def _forward(self) -> None:
+        """One forward over everything that waits, up to a batch. Called with the lock held."""
+        batch = [self._waiting.popleft() for _ in range(min(self._max_batch, len(self._waiting)))]
+        began = self._forward_began = trio.current_time()
+        share = max(len(job.run.layers) for job in batch) / self._stage.num_layers
+        try:
+            await trio.sleep(self.step_ms * share / 1000.0)
+        except trio.Cancelled:
+            self._waiting.extendleft(reversed(batch))
+            raise
+        finally:
+            self._forward_began = None
+        if self._closed:
+            return
+        self._forwards += 1
+        now = trio.current_time()
+        for job in batch:
+            job.result = self._run_one(job, began, now, len(batch))
+        if now > began:
+            self._rows_per_s = sum(job.run.n for job in batch) / (now - began)
+
+    def _run_one(self, job: _Job, began: float, now: float, batch: int) -> Ran | MeshdError:
+        try:
+            ran = self._sessions.run(job.run, now)
+        except MeshdError as error:
+            return error
+        return Ran(ran.rows, ran.choices, (now - began) * 1000.0, max(0.0, began - job.arrived) * 1000.0, batch)
+
+    async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._sessions.boundary(session, layers, start, end)
+
+    def drop(self, session: SessionId) -> None:
+        self._sessions.drop(session)
+
+    def evict(self, session: SessionId, layers: LayerRange) -> None:
+        """Forget one state, as memory pressure would (rehearsals and tests)."""
+        self._sessions.evict(session, layers)
+
+    async def forward(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
+        if not self._info.layers.covers(layers):
+            raise RangeNotHeld(f"layers {layers} are not held here, {self._info.layers} are", held=self._info.layers)
+        share = len(layers) / self._stage.num_layers
+        await trio.sleep(self.step_ms * share / 1000.0)
+        state = self._stage.fresh(layers)
+        self._stage.extend(state, layers, self._stage.rows_in(layers, rows, n))
+        return b"".join(state.log)
+
+    async def lm_head(self, rows: bytes, n: int) -> bytes:
+        """The greedy id has its logit, every other id zero: enough for an argmax and its margin."""
+        await trio.lowlevel.checkpoint()
+        self._stage.rows_in(LayerRange(1, 2), rows, n)  # a residual of the right size, whatever the layer
+        out = []
+        for i in range(n):
+            choice = self._stage.choice(rows[i * ROW_BYTES : (i + 1) * ROW_BYTES], 0, Sampling())
+            logits = [0.0] * VOCABULARY
+            logits[choice.argmax] = choice.logit
+            out.append(struct.pack(f"<{VOCABULARY}f", *logits))
+        return b"".join(out)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._waiting.clear()
+        await trio.lowlevel.checkpoint()
