@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def _open(source: Path) -> Any:
         return gguf.GGUFReader(source)
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001  the package raises ValueError, IndexError, KeyError, UnicodeDecodeError ... on damage
+    except Exception as error:  # the package raises ValueError, IndexError, UnicodeDecodeError ... on damage
         raise ModelRefused(f"{source.name} is not a readable GGUF file: {error}") from error
 
 
@@ -70,7 +71,7 @@ def _plans(reader: Any, layout: Layout) -> Iterator[TensorPlan]:
             dtype="BF16",
             shape=shape,
             size_bytes=2 * count,
-            load=lambda tensor=tensor, shape=shape, heads=heads: _bf16_bytes(tensor, shape, heads),  # type: ignore[misc]  mypy cannot infer a lambda with defaults
+            load=partial(_bf16_bytes, tensor, shape, heads),
         )
 
 

@@ -150,7 +150,9 @@ class _Keys:
 def _refuse_variants(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Variants of a known architecture that would load and answer wrongly."""
     if keys.get("expert_count"):
-        raise ModelRefused("GGUF with experts (MoE) cannot be converted; pull the model's safetensors checkpoint instead")
+        raise ModelRefused(
+            "GGUF with experts (MoE) cannot be converted; pull the model's safetensors checkpoint instead"
+        )
     scaling = keys.get("rope.scaling.type")
     if "rope_freqs.weight" in shapes or scaling not in (None, "none"):
         what = "tensor 'rope_freqs.weight'" if "rope_freqs.weight" in shapes else f"rope scaling {scaling!r}"

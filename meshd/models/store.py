@@ -1,0 +1,282 @@
+"""The model store: folders of installed models and the registry that maps names to them.
+
+Layout under the root (``<state-dir>/models``)::
+
+    registry.json      name -> folder
+    m-<digest>/        one installed model, never changed after its rename into place
+    new-*, old-*       folders on their way in or out; swept when nobody is at work
+    partial/<hash>/    what a broken pull has so far
+    hashes.json        tensor hashes (a cache)
+    *.lock             held while the registry changes, or while a source is pulled
+
+Invariants: a name is looked up, never used as a path; a model is installed by one rename, so it is there whole or not at
+all; bytes of an installed file never change, removal unlinks them (a worker that maps them keeps them). Blocking, standard
+library only. Errors: ModelNotFound, ModelRefused, StoreFull, StateError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from meshd.errors import ModelNotFound, ModelRefused, StateError, StoreFull
+from meshd.models.file_lock import FileLock
+from meshd.models.manifest import DTYPES, MANIFEST_FILE, Manifest, as_dtype, read_manifest
+from meshd.models.spec import ModelFolder, open_folder
+from meshd.models.tensor_hashes import TensorHashes
+from meshd.vocabulary import MB, ModelSpec, is_model_name
+
+QSPEC_FILE: Final = "qspec.safetensors"
+_SPARE_BYTES: Final = 64 * MB  # room that an install leaves on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model in the store, under the name it was asked for (``@dtype`` included: then ``spec`` is that variant's)."""
+
+    name: str
+    path: Path
+    spec: ModelSpec
+    manifest: Manifest
+
+    @property
+    def qspec(self) -> Path:
+        """Where its qspec is, or would be."""
+        return self.path / QSPEC_FILE
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(entry.stat().st_size for entry in self.path.iterdir() if entry.is_file())
+
+    def open(self) -> ModelFolder:
+        """Its config and tensor headers."""
+        return open_folder(self.path)
+
+
+class ModelStore:
+    """Installed models under one root, shared by every process of this device."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.hashes = TensorHashes(root / "hashes.json")
+
+    @classmethod
+    def under(cls, state_dir: Path) -> ModelStore:
+        """The store of a state folder."""
+        return cls(state_dir / "models")
+
+    def models(self) -> list[StoredModel]:
+        """Everything installed and readable, by name."""
+        return [model for name in sorted(self._registry()) if (model := self._read(name)) is not None]
+
+    def find(self, name: str) -> StoredModel | None:
+        """The model of that name, ``@dtype`` allowed; None when there is none or the text is no model name."""
+        if not is_model_name(name):
+            return None
+        base, _, dtype = name.partition("@")
+        model = self._read(base)
+        if model is None or not dtype:
+            return model
+        if dtype not in DTYPES:
+            return None
+        return replace(model, name=name, spec=replace(as_dtype(model.spec, dtype), name=name))
+
+    def get(self, name: str) -> StoredModel:
+        """`find`, or ModelNotFound saying how to get it."""
+        model = self.find(name)
+        if model is not None:
+            return model
+        if not is_model_name(name):
+            raise ModelNotFound(f"{name[:200]!r} is not a model name")
+        raise ModelNotFound(f"no model {name!r} in {self.root}: 'meshd pull {name}' fetches it")
+
+    def by_digest(self, digest: str) -> StoredModel | None:
+        """The model with that digest, be it a variant's."""
+        for model in self.models():
+            if model.spec.digest == digest:
+                return model
+            for dtype in DTYPES:
+                if as_dtype(model.spec, dtype).digest == digest:
+                    return self.find(f"{model.name}@{dtype}")
+        return None
+
+    def remove(self, name: str) -> int:
+        """Forget a model and unlink its files. The bytes freed (0 when another name shares them)."""
+        model = self.get(name.partition("@")[0] if is_model_name(name) else name)
+        freed = model.disk_bytes
+        with self._changing():
+            registry = self._registry()
+            registry.pop(model.name, None)
+            self._write_registry(registry)
+            if model.path.name in registry.values():
+                return 0
+            self._discard(model.path)
+        return freed
+
+    @contextlib.contextmanager
+    def new_folder(self, needed_bytes: int = 0) -> Iterator[Path]:
+        """An empty folder to build a model in; gone afterwards unless `install` took it. A full disk is StoreFull."""
+        self._make_root()
+        self.require_room(needed_bytes)
+        folder = Path(tempfile.mkdtemp(prefix="new-", dir=self.root))
+        try:
+            with disk_errors(self.root):
+                yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def install(self, folder: Path, name: str) -> StoredModel:
+        """Take a finished folder (with its manifest) under ``name``: one rename, after its files are on the disk."""
+        if not is_model_name(name) or "@" in name or ":" in name:
+            raise ModelRefused(f"{name[:200]!r} cannot name a stored model")
+        manifest = read_manifest(folder)
+        target = self.root / f"m-{manifest.spec.digest}"
+        for entry in folder.iterdir():
+            _flush(entry)
+        with self._changing():
+            registry = self._registry()
+            former = registry.get(name)
+            if target.exists():
+                self._discard(target)
+            folder.rename(target)
+            _flush(self.root)
+            registry[name] = target.name
+            self._write_registry(registry)
+            if former is not None and former not in registry.values():
+                self._discard(self.root / former)
+        return self.get(name)
+
+    def add_qspec(self, model: StoredModel, qspec: Path) -> None:
+        """Put a newly recorded qspec beside an installed model: by rename, as everything here."""
+        with disk_errors(self.root):
+            draft = model.path / f".{QSPEC_FILE}.{os.getpid()}"
+            shutil.copyfile(qspec, draft)
+            draft.replace(model.qspec)
+
+    def partial(self, source: str) -> Path:
+        """The folder where a pull of ``source`` keeps what it has; the same one after a break."""
+        self._make_root()
+        folder = self.root / "partial" / hashlib.sha256(source.encode()).hexdigest()[:24]
+        with disk_errors(self.root):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def pull_lock(self, source: str) -> FileLock:
+        """Held while ``source`` is pulled: a second pull waits and then finds the model."""
+        self._make_root()
+        return FileLock(self.root / f"pull-{hashlib.sha256(source.encode()).hexdigest()[:24]}.lock")
+
+    def require_room(self, needed_bytes: int) -> None:
+        """Raise StoreFull when ``needed_bytes`` and a little more are not free."""
+        free = shutil.disk_usage(self.root).free
+        if needed_bytes and free < needed_bytes + _SPARE_BYTES:
+            short = (needed_bytes + _SPARE_BYTES - free + MB - 1) // MB
+            raise StoreFull(
+                f"{self.root}: {needed_bytes // MB} MB are needed and {free // MB} MB are free ({short} MB short)"
+            )
+
+    def sweep(self) -> None:
+        """Remove what crashed installs left behind. Call it when no pull runs, as the daemon's start does."""
+        if not self.root.is_dir():
+            return
+        with self._changing():
+            used = set(self._registry().values())
+            for entry in self.root.iterdir():
+                stale = entry.name.startswith("old-") or (entry.name.startswith("m-") and entry.name not in used)
+                if stale and entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+
+    def _read(self, name: str) -> StoredModel | None:
+        folder = self._registry().get(name)
+        if folder is None:
+            return None
+        path = self.root / folder
+        try:
+            manifest = read_manifest(path)
+        except (ModelRefused, OSError):
+            return None
+        return StoredModel(name, path, replace(manifest.spec, name=name), manifest)
+
+    def _registry(self) -> dict[str, str]:
+        """``name -> folder``. Only folders of this store's own making are believed."""
+        try:
+            document = json.loads((self.root / "registry.json").read_bytes())
+        except FileNotFoundError:
+            return self._rebuilt()
+        except OSError as error:
+            raise StateError(f"the model registry {self.root / 'registry.json'} cannot be read: {error}") from error
+        except ValueError:
+            return self._rebuilt()
+        entries = document.get("models") if isinstance(document, dict) else None
+        return {name: folder for name, folder in (entries or {}).items() if _is_entry(name, folder)}
+
+    def _rebuilt(self) -> dict[str, str]:
+        """The registry from the manifests, when its file is lost or damaged."""
+        found: dict[str, str] = {}
+        for manifest_file in sorted(self.root.glob(f"m-*/{MANIFEST_FILE}")):
+            with contextlib.suppress(ModelRefused, OSError):
+                name = read_manifest(manifest_file.parent).spec.name
+                if _is_entry(name, manifest_file.parent.name):
+                    found[name] = manifest_file.parent.name
+        return found
+
+    def _write_registry(self, registry: dict[str, str]) -> None:
+        draft = self.root / f"registry.json.{os.getpid()}"
+        with disk_errors(self.root):
+            draft.write_bytes(json.dumps({"format": 1, "models": registry}, indent=1, sort_keys=True).encode())
+            _flush(draft)
+            draft.replace(self.root / "registry.json")
+
+    def _discard(self, folder: Path) -> None:
+        """Away from its name at once, then unlinked."""
+        away = Path(tempfile.mkdtemp(prefix="old-", dir=self.root))
+        folder.rename(away / "model")
+        shutil.rmtree(away, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._make_root()
+        with FileLock(self.root / "registry.lock").held(timeout_s=30.0):
+            yield
+
+    def _make_root(self) -> None:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"the model store {self.root} cannot be made: {error}") from error
+
+
+@contextlib.contextmanager
+def disk_errors(root: Path) -> Iterator[None]:
+    """Turn a full disk into StoreFull and any other refusal of the disk into StateError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"the disk of {root} is full: 'meshd rm NAME' frees room") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StateError(f"the model store {root} cannot be written: {error}") from error
+        raise
+
+
+def _is_entry(name: Any, folder: Any) -> bool:
+    if not isinstance(name, str) or not isinstance(folder, str) or not is_model_name(name):
+        return False
+    return folder.startswith("m-") and folder[2:].isalnum() and folder.isascii()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
