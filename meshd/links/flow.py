@@ -14,7 +14,9 @@ from typing import Final
 
 from meshd.errors import BadFrame
 from meshd.links.frame import (
+    HEAD_COST_BYTES,
     MAX_CREDIT_BYTES,
+    MAX_HEAD_BYTES,
     Cancel,
     Data,
     End,
@@ -31,7 +33,9 @@ from meshd.links.frame import (
 STREAM_WINDOW_BYTES: Final = 1 << 20
 """Credit of a new stream, each way: 1 MiB keeps 100 Mbit full up to an 80 ms round trip."""
 
-SMALL_BYTES: Final = 8 << 10
+SMALL_BYTES: Final = MAX_HEAD_BYTES + HEAD_COST_BYTES
+"""Every HEAD counts as small, so that streams reach the peer in the order in which they were opened."""
+
 BULK_EVERY: Final = 8
 
 
@@ -151,10 +155,10 @@ class Outbox:
         lane = self._lanes.get(stream)
         return lane.queued_bytes if lane else 0
 
-    def waiting(self, stream: int) -> int:
-        """How many frames of a stream wait; 0 for a stream that is gone."""
-        lane = self._lanes.get(stream)
-        return len(lane.frames) if lane else 0
+    @property
+    def control_waiting(self) -> int:
+        """How many link-wide frames wait: what a peer that asks and never reads would make grow."""
+        return len(self._control)
 
     def __bool__(self) -> bool:
         """True when `pop` has a frame."""
