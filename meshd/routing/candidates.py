@@ -20,7 +20,7 @@ from meshd.routing.prior import tokens_per_s
 from meshd.vocabulary import Hop, LayerRange, NodeId, Route
 
 ENUMERATED: Final = 64
-SPREAD: Final = 24
+SPREAD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class _Graph:
                 continue
             self.at[start] = [h for h in holders if start in h.layers]
             pending += {h.layers.end for h in self.at[start]}
+        self._speeds: list[tuple[int, list[tuple[Holder, int, float]]]] = []
         self._ways: dict[int, int] = {layers.end: 1}
         for start in self.backwards():
             self._ways[start] = sum(self._ways[self.end_of(h)] for h in self.at[start])
@@ -138,18 +139,37 @@ class _Graph:
 
     def widest(self, uses: dict[NodeId, int]) -> Route:
         """The route whose slowest hop is fastest when each use of a node so far has cost it a share of its speed."""
-        best: dict[int, tuple[tuple[float, int], Route]] = {self.layers.end: ((float("inf"), 0), ())}
-        for start in self.backwards():
-            for h in self.at[start]:
-                end = self.end_of(h)
-                if end not in best:
-                    continue
-                (rest_speed, rest_hops), rest = best[end]
-                speed = tokens_per_s(h.layer_ms, end - start) / (1 + uses.get(h.node_id, 0))
-                value = (min(speed, rest_speed), rest_hops - 1)
-                if start not in best or value > best[start][0]:
-                    best[start] = value, (h.hop(start, self.layers.end), *rest)
-        return best[self.layers.start][1]
+        best: dict[int, tuple[float, int, Holder | None]] = {self.layers.end: (float("inf"), 0, None)}
+        for start, steps in self._steps():
+            top = (0.0, 0)
+            for h, end, speed in steps:
+                rest_speed, rest_hops, _ = best[end]
+                value = (min(speed / (1 + uses.get(h.node_id, 0)), rest_speed), rest_hops - 1)
+                if value > top:
+                    top = value
+                    best[start] = (*value, h)
+        hops: list[Hop] = []
+        holder = best[self.layers.start][2]
+        while holder is not None:
+            hops.append(holder.hop(hops[-1].layers.end if hops else self.layers.start, self.layers.end))
+            holder = best[hops[-1].layers.end][2]
+        return tuple(hops)
+
+    def _steps(self) -> list[tuple[int, list[tuple[Holder, int, float]]]]:
+        """Positions from the end, each with who gets on from there to where a route can be finished, and how fast."""
+        if not self._speeds:
+            self._speeds = [
+                (
+                    start,
+                    [
+                        (h, end, tokens_per_s(h.layer_ms, end - start))
+                        for h in self.at[start]
+                        if self._ways[end := self.end_of(h)]
+                    ],
+                )
+                for start in self.backwards()
+            ]
+        return self._speeds
 
 
 def _spread(graph: _Graph) -> list[Route]:
