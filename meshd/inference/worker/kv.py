@@ -1,0 +1,121 @@
+"""What a stage keeps of one session: keys and values, and the boundary log, as one object.
+
+The boundary log holds the rows this stage sent downstream, so that a replacement of the next stage can be fed without asking
+further up. It and the KV are cut together, evicted together and count against one budget. A state belongs to one sub-range of
+the loaded layers; another sub-range needs another state.
+
+Invariants: rows ``[0, have)`` are valid, whatever lies behind is junk that nobody reads unmasked; buffers are zero-initialised
+(masked junk must be finite: zero times NaN is NaN) and their capacity is a multiple of 64, because attention reads whole
+blocks of 64. Lengths in tokens, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from meshd.errors import NeedRows
+from meshd.vocabulary import LayerRange
+
+GRAIN_TOKENS: Final = 64
+STRIDE_TOKENS: Final = 256
+
+
+def capacity_for(tokens: int) -> int:
+    """Buffer length for ``tokens``: multiples of 64 while small, of 256 afterwards (growing copies, so not too finely)."""
+    grain = GRAIN_TOKENS if tokens <= STRIDE_TOKENS else STRIDE_TOKENS
+    return max(1, -(-tokens // grain)) * grain
+
+
+def grown(old: torch.Tensor | None, like: torch.Tensor, axis: int, capacity: int) -> torch.Tensor:
+    """A zeroed buffer of ``capacity`` along ``axis`` with what ``old`` holds copied in."""
+    shape = list(like.shape)
+    shape[axis] = capacity
+    new = like.new_zeros(shape)
+    if old is not None:
+        new.narrow(axis, 0, old.shape[axis]).copy_(old)
+    return new
+
+
+class SessionState:
+    """One session on one sub-range. ``have`` positions are computed; ``layers`` is the sub-range."""
+
+    __slots__ = ("_log", "_wanted", "have", "layers", "logs", "token_bytes")
+
+    def __init__(self, layers: LayerRange, *, logs: bool, token_bytes: int = 0) -> None:
+        self.layers = layers
+        self.token_bytes = token_bytes
+        self.logs = logs  # False where the range ends the model: nothing goes downstream
+        self.have = 0
+        self._wanted = 0
+        self._log: torch.Tensor | None = None
+
+    def truncate(self, n: int) -> None:
+        """Forget positions from ``n`` on. A state that cannot be cut there forgets more: look at ``have`` afterwards."""
+        self.have = min(self.have, n)
+
+    def reserve(self, tokens: int) -> None:
+        """The next buffers made or grown will hold at least ``tokens``."""
+        self._wanted = max(self._wanted, tokens)
+
+    def bytes_for(self, tokens: int) -> int:
+        """What this state will hold once it is ``tokens`` long."""
+        return capacity_for(max(tokens, self._wanted)) * self.token_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return 0 if self._log is None else self._log.nbytes
+
+    def boundary(self, start: int, end: int) -> torch.Tensor:
+        """The rows ``[start, end)`` sent downstream. Raises NeedRows(have) when they are not (all) there."""
+        if self._log is None or not 0 <= start <= end <= self.have:
+            raise NeedRows(self.have if self.logs else 0)
+        return self._log[start:end]
+
+    def log(self, start: int, rows: torch.Tensor) -> None:
+        """Keep ``rows`` as positions ``start`` onwards of the boundary log."""
+        if not self.logs:
+            return
+        end = start + len(rows)
+        if self._log is None or len(self._log) < end:
+            self._log = grown(self._log, rows, 0, self._capacity(end))
+        self._log[start:end] = rows
+
+    def _capacity(self, end: int) -> int:
+        return capacity_for(max(end, self._wanted))
+
+
+class PackedState(SessionState):
+    """KV as one ``[heads, capacity, head_dim]`` buffer per layer, full length also on sliding layers, so that any cut is exact."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, layers: LayerRange, *, logs: bool, token_bytes: int = 0) -> None:
+        super().__init__(layers, logs=logs, token_bytes=token_bytes)
+        self.keys: list[torch.Tensor | None] = [None] * len(layers)
+        self.values: list[torch.Tensor | None] = [None] * len(layers)
+
+    def put(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write ``[heads, n, head_dim]`` at position ``start`` of the sub-range's ``layer``-th layer."""
+        end = start + keys.shape[1]
+        held_keys, held_values = self.keys[layer], self.values[layer]
+        if held_keys is None or held_values is None or held_keys.shape[1] < end:
+            capacity = self._capacity(end)
+            held_keys = self.keys[layer] = grown(held_keys, keys, 1, capacity)
+            held_values = self.values[layer] = grown(held_values, values, 1, capacity)
+        held_keys[:, start:end] = keys
+        held_values[:, start:end] = values
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The key and value buffers of the sub-range's ``layer``-th layer."""
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            raise LookupError(f"layer {layer} of {self.layers} has no keys yet")
+        return keys, values
+
+    @property
+    def nbytes(self) -> int:
+        buffers = [*self.keys, *self.values]
+        return super().nbytes + sum(buffer.nbytes for buffer in buffers if buffer is not None)

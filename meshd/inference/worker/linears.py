@@ -1,0 +1,126 @@
+"""Drop-ins for `torch.nn.Linear`: prepacked bf16, int8 weights, and rows in fixed blocks.
+
+Prepacking hands oneDNN a private copy in its own layout: about twice as fast at few rows on CPUs with bf16 instructions, and
+a row's bits do not depend on the rows beside it (measured for 2 to 128 rows). The operators are torch's private ones, so
+they are tried on every shape and the plain linear stays where anything is odd. int8 weights are one scale per output row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from meshd.errors import ModelRefused
+
+Swap = Callable[[nn.Linear], nn.Module | None]
+
+
+class PrepackedLinear(nn.Module):
+    """A bf16 linear whose weight oneDNN has laid out for itself."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), 1)
+        self.weight = linear.weight.detach().to("meta")  # some modules ask it for its dtype
+        self.nbytes = linear.weight.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+class Int8Linear(nn.Module):
+    """Weights as int8 with one scale per output row; activations stay bf16."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        weight = linear.weight.detach().float()
+        scales = (weight.abs().amax(1) / 127).clamp_min(1e-12)
+        quantised = (weight / scales[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.weight = linear.weight.detach().to("meta")  # some modules ask it for its dtype
+        self.register_buffer("quantised", quantised, persistent=False)
+        self.register_buffer("scales", scales.to(linear.weight.dtype), persistent=False)
+        self.nbytes = quantised.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        out = torch._weight_int8pack_mm(rows, self.quantised, self.scales).view(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
+
+
+class BlockedLinear(nn.Module):
+    """Runs another linear in blocks of at most ``rows`` rows, for shapes where a longer batch changes a row's bits."""
+
+    def __init__(self, inner: nn.Module, rows: int) -> None:
+        super().__init__()
+        self.inner, self.rows = inner, rows
+        self.in_features, self.out_features = inner.in_features, inner.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        if len(flat) <= self.rows:
+            return self.inner(x)
+        padding = -len(flat) % self.rows
+        whole = functional.pad(flat, (0, 0, 0, padding)) if padding else flat
+        out = torch.cat([self.inner(block) for block in whole.split(self.rows)])
+        return out[: len(flat)].view(*x.shape[:-1], -1)
+
+
+def linears(root: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Every linear below ``root``, plain or ours, as (owner, attribute, module)."""
+    for owner in root.modules():
+        if isinstance(owner, BlockedLinear):
+            continue
+        for name, child in owner.named_children():
+            if isinstance(child, nn.Linear | PrepackedLinear | Int8Linear | BlockedLinear):
+                yield owner, name, child
+
+
+def prepack(linear: nn.Linear) -> nn.Module | None:
+    """A prepacked drop-in, or None where this machine's torch cannot do it faithfully."""
+    if linear.weight.dtype != torch.bfloat16:
+        return None
+    try:
+        packed = PrepackedLinear(linear)
+        probe = torch.linspace(-1, 1, 2 * linear.in_features).to(torch.bfloat16).view(2, -1)
+        if _close(packed(probe), functional.linear(probe, linear.weight, linear.bias)):
+            return packed
+    except (RuntimeError, AttributeError, NotImplementedError):
+        pass
+    return None
+
+
+def quantise(linear: nn.Linear) -> nn.Module | None:
+    """An int8 drop-in. Raises ModelRefused where this machine's torch has no such kernel."""
+    try:
+        small = Int8Linear(linear)
+        small(torch.zeros(2, linear.in_features, dtype=linear.weight.dtype))
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        raise ModelRefused(f"int8 does not work here: {str(error).splitlines()[0]}; use bf16") from None
+    return small
+
+
+def swap(root: nn.Module, make: Swap, skip: frozenset[Any] = frozenset()) -> int:
+    """Replace plain linears below ``root`` by what ``make`` returns (None keeps one). Returns the private bytes made."""
+    private = 0
+    for owner, name, child in list(linears(root)):
+        if type(child) is nn.Linear and child not in skip:
+            new = make(child)
+            if new is not None:
+                setattr(owner, name, new)
+                private += int(new.nbytes)
+    return private
+
+
+def _close(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    error = (got.float() - expected.float()).norm()
+    return bool(error <= 0.02 * expected.float().norm() + 1e-6)

@@ -1,0 +1,124 @@
+"""Whether an architecture may be packed, decided by a list and then by trying it.
+
+The list names architectures whose packed results were compared with transformers' own. On top of it the loaded layers
+themselves are run both ways at start: a kind of attention that the packed function does not serve would otherwise give wrong
+answers without any error. What does not pass runs one session at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+from meshd.inference.worker.attention import NAME, Layout, Segment, laid_out
+from meshd.inference.worker.kv import PackedState
+from meshd.inference.worker.passes import Passes
+from meshd.inference.worker.skeleton import Skeleton
+from meshd.vocabulary import LayerRange
+
+PACKABLE: Final = frozenset(
+    "llama mistral qwen2 qwen3 qwen2_moe qwen3_moe mixtral gemma gemma2 gemma3_text phi phi3 olmo2 olmoe granite granitemoe "
+    "cohere cohere2 smollm3 glm4 gpt_oss stablelm starcoder2 exaone4 nemotron gpt2 gpt_neox opt".split()
+)
+# Rotary frequencies that depend on the longest position of the batch would let one session change another's.
+_LENGTH_BOUND_ROPE: Final = frozenset({"dynamic", "longrope"})
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
+_TRIAL_ROWS: Final = 40
+_TRIAL_WINDOW: Final = 12
+
+
+def may_pack(config: Any) -> str | None:
+    """None if the text config's architecture is on the list, else why it is not packed."""
+    if config.model_type not in PACKABLE:
+        return f"{config.model_type} runs one session at a time: packing it is not proven"
+    if _rope_types(config) & _LENGTH_BOUND_ROPE:
+        return f"{config.model_type} with length-dependent rotary frequencies runs one session at a time"
+    return None
+
+
+def use_packed(skeleton: Skeleton) -> None:
+    """Let the modules call our attention function."""
+    skeleton.model.set_attn_implementation(NAME)
+
+
+def use_plain(skeleton: Skeleton) -> None:
+    """Let the modules use transformers' attention, the fused one where the architecture has it."""
+    try:
+        skeleton.model.set_attn_implementation("sdpa")
+    except (ValueError, ImportError):
+        skeleton.model.set_attn_implementation("eager")
+
+
+def sample_range(skeleton: Skeleton) -> LayerRange:
+    """The shortest held range, from its start, that has every kind of layer; bounded, since it is run at each start."""
+    kinds = skeleton.per_layer.get("layer_types") or [None] * len(skeleton.held)
+    wanted, count = set(kinds), 1
+    while set(kinds[:count]) != wanted and count < 8:
+        count += 1
+    return LayerRange(skeleton.held.start, skeleton.held.start + count)
+
+
+def sample_rows(skeleton: Skeleton, n: int, seed: int = 7) -> torch.Tensor:
+    """``n`` arbitrary inputs of the held range: token ids where it starts the model, else residuals."""
+    source = torch.Generator().manual_seed(seed)
+    if skeleton.first:
+        return torch.randint(0, skeleton.config.vocab_size, (n,), generator=source)
+    return torch.randn(n, skeleton.config.hidden_size, generator=source).to(skeleton.torch_dtype)
+
+
+def agrees(passes: Passes) -> bool:
+    """Run a few layers packed (in two chunks and one row) and as transformers runs them; True if the outputs agree."""
+    skeleton = passes.skeleton
+    layers = sample_range(skeleton)
+    rows = sample_rows(skeleton, _TRIAL_ROWS)
+    with _small_windows(skeleton):
+        try:
+            packed = _packed(passes, layers, rows)
+        except (RuntimeError, KeyError, LookupError, TypeError, AttributeError):
+            return False
+        skeleton.model.set_attn_implementation("eager")
+        try:
+            plain = passes.residual(layers, rows, torch.arange(len(rows))[None], None)
+        finally:
+            use_packed(skeleton)
+    entered = passes.embed(rows) if skeleton.first else rows
+    moved = plain.float() - entered.float()
+    error = (packed.float() - plain.float()).norm(dim=-1)
+    return bool((error <= _TOLERANCE[skeleton.torch_dtype] * moved.norm(dim=-1) + 1e-6).all())
+
+
+def _packed(passes: Passes, layers: LayerRange, rows: torch.Tensor) -> torch.Tensor:
+    state, parts, start = PackedState(layers, logs=False), [], 0
+    for n in (24, len(rows) - 25, 1):
+        layout = Layout([Segment(state, start, n, len(rows) - 8, 0)])
+        with laid_out(layout) as cache:
+            parts.append(passes.residual(layers, rows[start : start + n], layout.positions(), cache))
+        start += n
+    return torch.cat(parts)
+
+
+@contextmanager
+def _small_windows(skeleton: Skeleton) -> Iterator[None]:
+    """Shrink sliding windows below the trial's length, so that they matter."""
+    holders = {id(skeleton.config): skeleton.config, id(skeleton.decoder.config): skeleton.decoder.config}
+    owners = [*holders.values(), *(module for layer in skeleton.layers for module in layer.modules())]
+    saved = [
+        (owner, owner.sliding_window) for owner in owners if isinstance(getattr(owner, "sliding_window", None), int)
+    ]
+    for owner, _ in saved:
+        owner.sliding_window = _TRIAL_WINDOW
+    try:
+        yield
+    finally:
+        for owner, window in saved:
+            owner.sliding_window = window
+
+
+def _rope_types(config: Any) -> set[str]:
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    found = {layer.get("rope_type", layer.get("type")) for layer in [parameters, *nested]}
+    return {kind for kind in found if isinstance(kind, str)}

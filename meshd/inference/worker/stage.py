@@ -1,0 +1,308 @@
+"""The layers a worker holds, and what can be computed with them.
+
+Knows tensors, sessions' states and steps; knows nothing of sockets, queues, sampling or budgets. One thread. A session runs one
+sub-range of the held layers; its state belongs to that sub-range.
+
+Where the arithmetic is deterministic (see `arithmetic`), a row's result depends on the session's tokens and ``prompt_len`` only:
+not on chunks, company, or whether it is a replay. Errors: `ModelRefused` at construction, `NeedRows` and `RangeNotHeld` from
+steps, before anything is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshd.errors import NeedRows, RangeNotHeld
+from meshd.inference.worker import arithmetic, linears, packing
+from meshd.inference.worker.attention import Layout, Segment, laid_out
+from meshd.inference.worker.experts import use_experts
+from meshd.inference.worker.item import Item
+from meshd.inference.worker.kv import PackedState, SessionState
+from meshd.inference.worker.passes import Passes
+from meshd.inference.worker.single import SingleState, StageCache
+from meshd.inference.worker.skeleton import build
+from meshd.inference.worker.weights import touch
+from meshd.vocabulary import LayerRange
+
+__all__ = ["Item", "SessionState", "Stage"]
+
+
+class Stage:
+    """Layers ``layers`` of the model in ``folder``.
+
+    ``dtype``: auto, bf16, fp16, fp32 or int8. ``prepack``: auto (if the copy fits ``budget_bytes`` of private weights), on, off.
+    ``progress`` is called with 0..1 while loading.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layers: LayerRange,
+        *,
+        dtype: str = "auto",
+        threads: int = 1,
+        deterministic: bool = True,
+        prepack: str = "auto",
+        budget_bytes: int | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        torch.set_num_threads(threads)
+        report = progress or (lambda _done: None)
+        self.layers = layers
+        self.warnings: list[str] = []
+        self._skeleton = skeleton = build(folder, layers, dtype)
+        self.dtype = skeleton.dtype
+        self.num_layers = skeleton.num_layers
+        self.hidden_size = int(skeleton.config.hidden_size)
+        self.vocab_size = int(skeleton.config.vocab_size)
+        use_experts(skeleton.model)
+        named = [(skeleton.where[name], parameter) for name, parameter in skeleton.model.named_parameters()]
+        touch(named, lambda done: report(0.9 * done))
+        self._passes = Passes(skeleton)
+        self._token_bytes: dict[LayerRange, int] = {}
+        self._idle: dict[int, PackedState] = {}
+        with torch.inference_mode():
+            self.packs = self._decide_packing()
+            self.private_bytes = sum(tensor.nbytes for _, tensor in named if not skeleton.checkpoint.holds(tensor))
+            path = self._swap_linears(prepack, budget_bytes)
+            self._min_rows = 1
+            self.deterministic = deterministic and self._prove()
+            self.arith = arithmetic.name(skeleton, path=path, packs=self.packs, deterministic=self.deterministic)
+        report(1.0)
+
+    def state(self, layers: LayerRange | None = None) -> SessionState:
+        """An empty session for ``layers`` (all held ones by default)."""
+        layers = layers or self.layers
+        self._check(layers)
+        kind = PackedState if self.packs else SingleState
+        return kind(layers, logs=layers.end < self.num_layers, token_bytes=self._token_bytes_of(layers))
+
+    @torch.inference_mode()
+    def step(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
+        """Run all items as one batch. Per item: the last ``emit`` residual rows ``[emit, hidden]`` in the stage's dtype, or,
+        where ``layers`` end the model, float32 logits ``[emit, vocabulary]``.
+
+        Each session is truncated at its item's start first. Raises NeedRows(have) if one is then shorter than that, and
+        nothing is computed. A state must not occur twice in one step.
+        """
+        self._check(layers)
+        for item in items:
+            item.state.truncate(item.start)
+        for item in items:
+            if item.state.have < item.start:
+                raise NeedRows(item.state.have)
+        live = [item for item in items if item.n]
+        run = self._run_packed if self.packs else self._run_single
+        made = dict(zip((id(item) for item in live), run(layers, live), strict=True)) if live else {}
+        return [made[id(item)] if item.n else self._nothing(layers) for item in items]
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """``[n]`` token ids -> what enters layer 0, ``[n, hidden]``. Raises RangeNotHeld without layer 0."""
+        if self.layers.start:
+            raise RangeNotHeld("the embedding is not held here", held=self.layers)
+        return self._passes.embed(ids)
+
+    @torch.inference_mode()
+    def forward(self, layers: LayerRange, rows: torch.Tensor) -> torch.Tensor:
+        """Without a session: positions 0..n in (ids, if ``layers`` start at 0 and ``rows`` are integers), residual out."""
+        self._check(layers)
+        state = self.state(layers)
+        n = len(rows)
+        if isinstance(state, PackedState):
+            return self._packed_residual(layers, [Item(state, 0, n, n, n, rows)])[:n]
+        return self._passes.residual(layers, rows, torch.arange(n)[None], self._cache_of(state, layers))
+
+    @torch.inference_mode()
+    def lm_head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Final norm and head of residual rows: float32 ``[n, vocabulary]``. Raises RangeNotHeld without the last layer."""
+        if self.layers.end != self.num_layers:
+            raise RangeNotHeld("the head is not held here", held=self.layers)
+        n = len(rows)
+        if n < self._min_rows:
+            rows = torch.cat([rows, rows.new_zeros(self._min_rows - n, self.hidden_size)])
+        keep = torch.arange(len(rows))
+        if not self.packs:
+            return self._passes.head(rows, keep, None)[:n].float()
+        last = LayerRange(self.num_layers - 1, self.num_layers)
+        scratch = PackedState(last, logs=False)
+        with laid_out(Layout([Segment(scratch, 0, len(rows), len(rows), 0)])) as cache:
+            return self._passes.head(rows, keep, cache)[:n].float()
+
+    def measure(self) -> tuple[float, float]:
+        """Milliseconds per layer of one decode row and of a 64-row prefill chunk; the median of three."""
+        one: list[float] = []
+        many: list[float] = []
+        rows = packing.sample_rows(self._skeleton, 65)
+        for _ in range(3):
+            state = self.state()
+            for samples, start, end in ((many, 0, 64), (one, 64, 65)):
+                began = time.perf_counter()
+                self.step(self.layers, [Item(state, start, end - start, 1, 64, rows[start:end])])
+                samples.append((time.perf_counter() - began) * 1e3 / len(self.layers))
+        return sorted(one)[1], sorted(many)[1]
+
+    def _check(self, layers: LayerRange) -> None:
+        if not self.layers.covers(layers):
+            raise RangeNotHeld(f"layers {layers} are not held here", held=self.layers)
+
+    def _nothing(self, layers: LayerRange) -> torch.Tensor:
+        if layers.end == self.num_layers:
+            return torch.empty(0, self.vocab_size)
+        return torch.empty(0, self.hidden_size, dtype=self._skeleton.torch_dtype)
+
+    # --- packed -------------------------------------------------------------------------------------------------------
+
+    def _lay_out(self, items: Sequence[Item]) -> tuple[Layout, torch.Tensor]:
+        """The step's segments and its rows, with idle rows added where one row alone would take another kernel."""
+        segments: list[Segment] = []
+        offset = 0
+        for item in items:
+            if not isinstance(item.state, PackedState):
+                raise TypeError("the state is not one of this stage")
+            segments.append(Segment(item.state, item.start, item.n, item.prompt_len, offset))
+            offset += item.n
+        rows = items[0].rows if len(items) == 1 else torch.cat([item.rows for item in items])
+        missing = self._min_rows - offset
+        if missing > 0:
+            idle = self._idle.setdefault(len(items[0].state.layers), PackedState(items[0].state.layers, logs=False))
+            segments.append(Segment(idle, 0, missing, 0, offset))
+            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+        return Layout(segments), rows
+
+    def _packed_residual(self, layers: LayerRange, items: Sequence[Item]) -> torch.Tensor:
+        layout, rows = self._lay_out(items)
+        with laid_out(layout) as cache:
+            return self._passes.residual(layers, rows, layout.positions(), cache)
+
+    def _run_packed(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
+        keep = [slice(0, 0)] * len(items)
+        offset = 0
+        for i, item in enumerate(items):
+            keep[i] = slice(offset + item.n - item.emit, offset + item.n)
+            offset += item.n
+        if layers.end == self.num_layers and any(item.emit for item in items):
+            out = self._packed_logits(layers, items, keep)
+        else:
+            residual = self._packed_residual(layers, items)
+            out = self._split_residual(layers, items, residual)
+        for item in items:
+            item.state.have = item.start + item.n
+        return out
+
+    def _packed_logits(self, layers: LayerRange, items: Sequence[Item], keep: Sequence[slice]) -> list[torch.Tensor]:
+        layout, rows = self._lay_out(items)
+        wanted = [row for part in keep for row in range(part.start, part.stop)]
+        padded = wanted + [wanted[-1]] * (self._min_rows - len(wanted))
+        with laid_out(layout) as cache:
+            logits = self._passes.logits(layers, rows, layout.positions(), cache, torch.tensor(padded))
+        return list(logits[: len(wanted)].float().split([item.emit for item in items]))
+
+    def _split_residual(self, layers: LayerRange, items: Sequence[Item], residual: torch.Tensor) -> list[torch.Tensor]:
+        out, offset = [], 0
+        for item in items:
+            part = residual[offset : offset + item.n]
+            item.state.log(item.start, part)
+            offset += item.n
+            out.append(part[item.n - item.emit :] if layers.end < self.num_layers else self._nothing(layers))
+        return out
+
+    # --- one session at a time ----------------------------------------------------------------------------------------
+
+    def _cache_of(self, state: SessionState, layers: LayerRange) -> StageCache:
+        if not isinstance(state, SingleState):
+            raise TypeError("the state is not one of this stage")
+        if state.cache is None:
+            self._passes.focus(layers)
+            state.cache = StageCache(config=self._skeleton.config)
+        return state.cache
+
+    def _run_single(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
+        out = []
+        for item in items:
+            cache = self._cache_of(item.state, layers)
+            try:
+                out.append(self._one(layers, item, cache))
+            except BaseException:
+                item.state.truncate(0)  # some layers have the rows and some have not
+                raise
+            cache.seen = item.state.have = item.start + item.n
+        return out
+
+    def _one(self, layers: LayerRange, item: Item, cache: StageCache) -> torch.Tensor:
+        positions = torch.arange(item.start, item.start + item.n)[None]
+        if layers.end == self.num_layers:
+            keep = torch.arange(item.n - item.emit, item.n)
+            return self._passes.logits(layers, item.rows, positions, cache, keep).float()
+        residual = self._passes.residual(layers, item.rows, positions, cache)
+        item.state.log(item.start, residual)
+        return residual[item.n - item.emit :]
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def _decide_packing(self) -> bool:
+        why = packing.may_pack(self._skeleton.config)
+        if why is None:
+            packing.use_packed(self._skeleton)
+            if packing.agrees(self._passes):
+                return True
+            why = f"{self._skeleton.config.model_type} runs one session at a time: its packed results differ here"
+        packing.use_plain(self._skeleton)
+        self.warnings.append(why)
+        return False
+
+    def _swap_linears(self, prepack: str, budget_bytes: int | None) -> str:
+        """Put faster linears in; returns the name of what runs."""
+        model = self._skeleton.model
+        routers = frozenset(arithmetic.routers(model))
+        if self.dtype == "int8":
+            self.private_bytes += linears.swap(model, linears.quantise, routers)
+            return "int8"
+        copy = sum(child.weight.nbytes for _, _, child in linears.linears(model) if isinstance(child, torch.nn.Linear))
+        fits = budget_bytes is None or self.private_bytes + copy <= budget_bytes
+        if self.dtype == "bf16" and (prepack == "on" or (prepack == "auto" and fits)):
+            made = linears.swap(model, linears.prepack)
+            self.private_bytes += made
+            return "prepacked" if made else "plain"
+        return "plain"
+
+    def _prove(self) -> bool:
+        """Turn on what makes arithmetic deterministic, and try it; a warning says so where it does not hold."""
+        if not self.packs:
+            self.warnings.append("deterministic arithmetic is off: sessions are not packed")
+            return False
+        if self._skeleton.torch_dtype != torch.bfloat16:
+            self.warnings.append(f"deterministic arithmetic is off: it is for bf16 and int8, not {self.dtype}")
+            return False
+        self._min_rows = arithmetic.MIN_ROWS
+        arithmetic.block_unsteady(self._skeleton.model)
+        trouble = arithmetic.trial(self, self._skeleton)
+        if trouble:
+            self.warnings.append(f"deterministic arithmetic is off: {trouble}")
+            return False
+        return True
+
+    def _token_bytes_of(self, layers: LayerRange) -> int:
+        """Bytes per token of a session on ``layers``, found by running one layer of each kind once."""
+        if layers not in self._token_bytes:
+            self._token_bytes[layers] = self._measure_token_bytes(layers)
+        return self._token_bytes[layers]
+
+    @torch.inference_mode()
+    def _measure_token_bytes(self, layers: LayerRange) -> int:
+        n = 64
+        rows = torch.zeros(n, self.hidden_size, dtype=self._skeleton.torch_dtype)
+        log = rows.nbytes // n if layers.end < self.num_layers else 0
+        if not self.packs:
+            single = SingleState(layers, logs=False)
+            cache = self._cache_of(single, layers)
+            self._passes.residual(layers, rows, torch.arange(n)[None], cache)
+            return log + -(-cache.nbytes // n)
+        packed: Any = PackedState(layers, logs=False)
+        self._packed_residual(layers, [Item(packed, 0, n, 0, n, rows)])
+        return log + packed.nbytes // n
