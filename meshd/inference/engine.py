@@ -11,7 +11,7 @@ Rows are bytes: for ``layers.start == 0`` int32 little-endian token ids, else th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from meshd.vocabulary import LayerRange, ModelSpec, SessionId
 
@@ -151,4 +151,17 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Stop, with a deadline; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Embedding(Protocol):
+    """What an engine that holds layer 0 also does for the tensor wire: entering the model without a session."""
+
+    async def embed(self, rows: bytes, n: int) -> bytes:
+        """Ids (int32 little-endian) in, the residual that enters layer 0 out."""
+        ...
+
+    async def forward_embedded(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
+        """`Engine.forward` for a range that starts at 0, given that residual instead of ids."""
         ...
