@@ -1,0 +1,174 @@
+"""Which sessions live in this worker, and how much memory they may take.
+
+Owns the table of sessions, their reservations against one budget, and who is evicted. Knows no tensors: a session's state (KV
+and boundary log, one object) is made by the function it is given. ``now`` is an argument.
+
+Rules:
+
+* A session reserves its prompt and ``reserve_tokens`` with its first run, and grows by `GROW_TOKENS`; what is granted stays
+  granted, so a running answer is never stopped by a newcomer. Refused: Busy (a refused growth says "full").
+* When space is needed, sessions idle for `IDLE_S` go, the one idle longest first. Losing one costs time, never an answer:
+  its next step is told NeedRows, and the rows come again.
+* A session ends by `drop`, or `SILENT_S` after its last run.
+* One session has one state: a run with other layers replaces it (its route has changed).
+
+Invariants: the sum of charges stays within the budget unless a single state outgrew its own reservation (it is charged what
+it really takes). Units: bytes, tokens, seconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from meshd.errors import Busy, NeedRows
+from meshd.vocabulary import LayerRange, SessionId
+
+GROW_TOKENS: Final = 256
+IDLE_S: Final = 10.0
+SILENT_S: Final = 60.0
+
+
+class State(Protocol):
+    """What a session has computed: positions ``[0, have)``."""
+
+    @property
+    def have(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def truncate(self, n: int) -> None:
+        """Forget positions from ``n`` on, or more where a state cannot be cut there."""
+        ...
+
+    def reserve(self, tokens: int) -> None:
+        """Make the next buffers at least this long."""
+        ...
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+@dataclass(slots=True)
+class Session(Generic[StateT]):
+    """One session's state over ``layers``; ``tokens`` is what is granted."""
+
+    layers: LayerRange
+    state: StateT
+    tokens: int
+    charge_bytes: int
+    last_used: float
+
+
+class Sessions(Generic[StateT]):
+    """The table. ``token_bytes`` says what one position over a range costs."""
+
+    def __init__(
+        self, budget_bytes: int, *, new: Callable[[LayerRange], StateT], token_bytes: Callable[[LayerRange], int]
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.evicted = 0
+        self._new = new
+        self._token_bytes = token_bytes
+        self._table: OrderedDict[SessionId, Session[StateT]] = OrderedDict()  # used longest ago first
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, session: SessionId, layers: LayerRange) -> Session[StateT] | None:
+        """The session's state over exactly these layers, if it is here."""
+        found = self._table.get(session)
+        return found if found is not None and found.layers == layers else None
+
+    def open(
+        self, session: SessionId, layers: LayerRange, *, start: int, n: int, prompt_len: int, reserve_tokens: int, now: float
+    ) -> Session[StateT]:
+        """The session, cut at ``start``, with room up to ``start + n``. Raises NeedRows, Busy."""
+        found = self._table.get(session)
+        if found is not None and found.layers != layers:
+            self.drop(session)
+            found = None
+        if start > (have := found.state.have if found else 0):
+            raise NeedRows(have)
+        if found is None:
+            found = self._admit(session, layers, max(start + n, prompt_len + reserve_tokens), now)
+        elif start + n > found.tokens:
+            self._grow(session, found, start + n, now)
+        found.last_used = now
+        self._table.move_to_end(session)
+        found.state.truncate(start)
+        if found.state.have < start:
+            raise NeedRows(found.state.have)
+        return found
+
+    def touch(self, session: SessionId, now: float) -> None:
+        """The session computed something: it is in use, and charged what it really takes."""
+        found = self._table.get(session)
+        if found is None:
+            return
+        found.last_used = now
+        self._table.move_to_end(session)
+        self._charge(found, max(found.charge_bytes, found.state.nbytes))
+
+    def drop(self, session: SessionId) -> bool:
+        """Forget a session. False when it is not here."""
+        found = self._table.pop(session, None)
+        if found is None:
+            return False
+        self.used_bytes -= found.charge_bytes
+        return True
+
+    def expire(self, now: float) -> list[SessionId]:
+        """Forget the sessions nobody has used for `SILENT_S`; which ones."""
+        gone = [session for session, found in self._table.items() if now >= found.last_used + SILENT_S]
+        for session in gone:
+            self.drop(session)
+        return gone
+
+    def _admit(self, session: SessionId, layers: LayerRange, tokens: int, now: float) -> Session[StateT]:
+        charge = tokens * self._token_bytes(layers)
+        if not self._make_room(charge, now, keep=session):
+            raise Busy(
+                f"no room: {tokens} tokens of {layers} take {charge >> 20} MB,"
+                f" {max(0, self.budget_bytes - self.used_bytes) >> 20} of {self.budget_bytes >> 20} MB are free"
+            )
+        made = Session(layers, self._new(layers), tokens, 0, now)
+        made.state.reserve(tokens)
+        self._table[session] = made
+        self._charge(made, charge)
+        return made
+
+    def _grow(self, session: SessionId, found: Session[StateT], tokens: int, now: float) -> None:
+        steps = -(-(tokens - found.tokens) // GROW_TOKENS)
+        granted = found.tokens + steps * GROW_TOKENS
+        charge = max(granted * self._token_bytes(found.layers), found.charge_bytes)
+        if not self._make_room(charge - found.charge_bytes, now, keep=session):
+            raise Busy(f"full: no memory for more than {found.tokens} tokens of this session")
+        found.tokens = granted
+        found.state.reserve(granted)
+        self._charge(found, charge)
+
+    def _charge(self, found: Session[StateT], charge_bytes: int) -> None:
+        self.used_bytes += charge_bytes - found.charge_bytes
+        found.charge_bytes = charge_bytes
+
+    def _make_room(self, needed: int, now: float, *, keep: SessionId) -> bool:
+        """Evict as few idle sessions as are needed; none when even all of them would not do."""
+        missing = self.used_bytes + needed - self.budget_bytes
+        going: list[SessionId] = []
+        for session, found in self._table.items():
+            if missing <= 0 or now < found.last_used + IDLE_S:
+                break
+            if session != keep:
+                going.append(session)
+                missing -= found.charge_bytes
+        if missing > 0:
+            return False
+        for session in going:
+            self.drop(session)
+            self.evicted += 1
+        return True

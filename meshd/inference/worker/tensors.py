@@ -1,0 +1,36 @@
+"""Rows as bytes and as tensors. Owns the check that a body is what its head says. Errors: BadTensor."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from meshd.errors import BadTensor
+
+
+def tensor_bytes(rows: torch.Tensor) -> bytes:
+    """The elements of ``rows``, row-major, in their own dtype (without numpy, which torch does not need to have)."""
+    flat = rows.detach().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
+
+
+def ids_untrusted(body: bytes, n: int, vocab_size: int) -> torch.Tensor:
+    """``n`` int32 token ids as int64."""
+    if len(body) != 4 * n:
+        raise BadTensor(f"{n} token ids take {4 * n} bytes, not {len(body)}")
+    ids = torch.frombuffer(bytearray(body), dtype=torch.int32).long()
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise BadTensor(f"a token id outside 0..{vocab_size}")
+    return ids
+
+
+def residual_untrusted(body: bytes, n: int, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """``[n, hidden_size]`` finite rows."""
+    wanted = n * hidden_size * dtype.itemsize
+    if len(body) != wanted:
+        raise BadTensor(f"{n} rows of {hidden_size} {dtype} take {wanted} bytes, not {len(body)}")
+    rows = torch.frombuffer(bytearray(body), dtype=dtype).view(n, hidden_size)
+    if not bool(torch.isfinite(rows).all()):
+        raise BadTensor("rows that are not finite")
+    return rows
