@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import nn

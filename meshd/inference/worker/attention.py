@@ -152,6 +152,20 @@ class PackedCache(Cache):
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a layer asks of its attention beside the mask."""
+
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def written_out(self) -> bool:
+        """True for what the fused kernel cannot do."""
+        return self.softcap is not None or self.sinks is not None
+
+
 _current: list[Layout] = []  # the modules pass no layout through; a worker computes one step at a time
 
 
@@ -165,12 +179,12 @@ def laid_out(layout: Layout) -> Iterator[PackedCache]:
         _current.pop()
 
 
-def packed_attention(
+def packed_attention(  # noqa: PLR0917 - the signature of transformers' interface
     module: Any,
     query: torch.Tensor,
-    key: torch.Tensor,
+    _key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 - the interface's signature; always None here
+    _attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -178,82 +192,70 @@ def packed_attention(
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function of transformers' interface: ``query`` is ``[1, heads, sum T, head_dim]``."""
-    groups = key.shape[1]
-    rows = query[0].transpose(0, 1)  # [T, heads, D]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    exact = softcap is not None or s_aux is not None
+    rows = query[0].transpose(0, 1)  # [T, heads, head_dim]
+    recipe = Recipe(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     out = query.new_empty(rows.shape[0], query.shape[1], value.shape[-1])
     for call in _current[-1].calls(sliding_window):
         keys, values = call.state.layer(module.layer_idx)
-        keys, values = keys[:, call.keys], values[:, call.keys]
-        part = rows[call.rows]
+        part, keys, values = rows[call.rows], keys[:, call.keys], values[:, call.keys]
         if isinstance(call, BlockCall):
-            part = _padded(part, call.inside)
-            result = (
-                _explicit(part, keys, values, call.mask, scale, softcap, s_aux)
-                if exact
-                else _block(part, keys, values, call.mask, scale)
-            )
-            out[call.rows] = result[call.inside : call.inside + (call.rows.stop - call.rows.start)]
-        elif exact:
-            for i in range(len(part)):
-                row = slice(call.rows.start + i, call.rows.start + i + 1)
-                out[row] = _explicit(part[i : i + 1], keys, values, call.mask[i, 0], scale, softcap, s_aux)
+            out[call.rows] = _block(call, part, keys, values, recipe)
         else:
-            out[call.rows] = _rows(part, keys, values, call.mask, scale, groups)
+            out[call.rows] = _rows(call, part, keys, values, recipe)
     return out[None], None
 
 
-def _padded(part: torch.Tensor, inside: int) -> torch.Tensor:
-    if len(part) == BLOCK:
-        return part
-    whole = part.new_zeros(BLOCK, *part.shape[1:])
-    whole[inside : inside + len(part)] = part
-    return whole
-
-
 def _block(
-    part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+    call: BlockCall, part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
-    result = functional.scaled_dot_product_attention(
-        part.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
-    )
-    return result[0].transpose(0, 1)
+    n = len(part)
+    if n < BLOCK:
+        whole = part.new_zeros(BLOCK, *part.shape[1:])
+        whole[call.inside : call.inside + n] = part
+        part = whole
+    if recipe.written_out:
+        result = _explicit(part, keys, values, call.mask, recipe)
+    else:
+        result = functional.scaled_dot_product_attention(
+            part.transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=call.mask,
+            scale=recipe.scale,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+    return result[call.inside : call.inside + n]
 
 
-def _rows(
-    part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float, groups: int
-) -> torch.Tensor:
+def _rows(call: RowCall, part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     n, heads, width = part.shape
-    result = functional.scaled_dot_product_attention(
+    if recipe.written_out:
+        # one by one: a matrix product's bits may depend on how many rows it has
+        each = [_explicit(part[i : i + 1], keys, values, call.mask[i, 0], recipe) for i in range(n)]
+        return each[0] if n == 1 else torch.cat(each)
+    groups = keys.shape[0]
+    return functional.scaled_dot_product_attention(
         part.reshape(n, groups, heads // groups, width),
         keys.expand(n, -1, -1, -1),
         values.expand(n, -1, -1, -1),
-        attn_mask=mask,
-        scale=scale,
-    )
-    return result.reshape(n, heads, -1)
+        attn_mask=call.mask,
+        scale=recipe.scale,
+    ).reshape(n, heads, -1)
 
 
 def _explicit(
-    part: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
     """Attention written out, for what the fused kernel lacks: a cap on the scores, and sinks that take weight from all keys."""
     n, heads, width = part.shape
     groups = keys.shape[0]
     query = part.transpose(0, 1).reshape(groups, heads // groups * n, width)
-    scores = (torch.bmm(query, keys.transpose(1, 2)) * scale).view(heads, n, -1)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = (torch.bmm(query, keys.transpose(1, 2)) * recipe.scale).view(heads, n, -1)
+    if recipe.softcap is not None:
+        scores = torch.tanh(scores / recipe.softcap) * recipe.softcap
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, n, 1)], -1)
+    if recipe.sinks is not None:
+        scores = torch.cat([scores, recipe.sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, n, 1)], -1)
     weights = scores.softmax(-1, dtype=torch.float32).to(part.dtype)[..., : keys.shape[1]]
     result = torch.bmm(weights.reshape(groups, heads // groups * n, -1), values)
     return result.view(heads, n, -1).transpose(0, 1)

@@ -88,7 +88,7 @@ class SessionState:
 
 
 class PackedState(SessionState):
-    """KV as one ``[heads, capacity, head_dim]`` buffer per layer, full length also on sliding layers, so that any cut is exact."""
+    """KV as one ``[heads, capacity, head_dim]`` buffer per layer; sliding layers keep all of it, so that any cut is exact."""
 
     __slots__ = ("keys", "values")
 

@@ -19,10 +19,11 @@ from meshd.inference.worker.passes import Passes
 from meshd.inference.worker.skeleton import Skeleton
 from meshd.vocabulary import LayerRange
 
-PACKABLE: Final = frozenset(
-    "llama mistral qwen2 qwen3 qwen2_moe qwen3_moe mixtral gemma gemma2 gemma3_text phi phi3 olmo2 olmoe granite granitemoe "
-    "cohere cohere2 smollm3 glm4 gpt_oss stablelm starcoder2 exaone4 nemotron gpt2 gpt_neox opt".split()
-)
+PACKABLE: Final = frozenset({
+    "llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "phi", "phi3",
+    "olmo2", "olmoe", "granite", "granitemoe", "cohere", "cohere2", "smollm3", "glm4", "gpt_oss", "stablelm", "starcoder2",
+    "exaone4", "nemotron", "gpt2", "gpt_neox", "opt",
+})  # fmt: skip
 # Rotary frequencies that depend on the longest position of the batch would let one session change another's.
 _LENGTH_BOUND_ROPE: Final = frozenset({"dynamic", "longrope"})
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}

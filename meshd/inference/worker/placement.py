@@ -21,11 +21,13 @@ from meshd.errors import ModelRefused
 from meshd.inference.worker.weights import Checkpoint
 from meshd.vocabulary import LayerRange
 
-BEFORE_LAYERS: Final = frozenset(
-    "embed_tokens wte wpe embed_in word_embeddings word_embeddings_layernorm embed_positions project_in drop embed_dropout "
-    "emb_dropout".split()
-)
-AFTER_LAYERS: Final = frozenset("norm ln_f final_layer_norm final_layernorm embedding_norm project_out".split())
+BEFORE_LAYERS: Final = frozenset({
+    "embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "word_embeddings_layernorm", "embed_positions", "project_in",
+    "drop", "embed_dropout", "emb_dropout",
+})  # fmt: skip
+AFTER_LAYERS: Final = frozenset({
+    "norm", "ln_f", "final_layer_norm", "final_layernorm", "embedding_norm", "project_out",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Stage:
         with torch.inference_mode():
             self.packs = self._decide_packing()
             self.private_bytes = sum(tensor.nbytes for _, tensor in named if not skeleton.checkpoint.holds(tensor))
+            self._passes.focus(layers)
             path = self._swap_linears(prepack, budget_bytes)
             self._min_rows = 1
             self.deterministic = deterministic and self._prove()
