@@ -25,8 +25,10 @@ Progress = Callable[[str, int, int], None]
 """``(stage, done_bytes, total_bytes)``."""
 
 
-def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -> None:
-    """Write the model in ``source`` into the existing, empty folder ``target``."""
+def convert_gguf(
+    source: Path, target: Path, progress: Progress | None = None, require_room: Callable[[int], None] | None = None
+) -> None:
+    """Write the model in ``source`` into the existing, empty folder ``target``. ``require_room`` is told the bytes first."""
     reader = _open(source)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     shapes = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
@@ -34,6 +36,8 @@ def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -
     tokenizer, tokenizer_config = tokenizer_files(metadata)
     plans = sorted(_plans(reader, layout), key=lambda plan: _reading_order(plan.name))
     total = sum(plan.size_bytes for plan in plans)
+    if require_room is not None:
+        require_room(total)
     write_safetensors(
         target / "model.safetensors",
         plans,

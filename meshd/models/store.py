@@ -4,7 +4,7 @@ Layout under the root (``<state-dir>/models``)::
 
     registry.json      name -> folder
     m-<digest>/        one installed model, never changed after its rename into place
-    new-*, old-*       folders on their way in or out; swept when nobody is at work
+    new-PID-*, old-PID-*  folders on their way in or out; swept when that process is gone
     partial/<hash>/    what a broken pull has so far
     hashes.json        tensor hashes (a cache)
     *.lock             held while the registry changes, or while a source is pulled
@@ -127,7 +127,7 @@ class ModelStore:
         """An empty folder to build a model in; gone afterwards unless `install` took it. A full disk is StoreFull."""
         self._make_root()
         self.require_room(needed_bytes)
-        folder = Path(tempfile.mkdtemp(prefix="new-", dir=self.root))
+        folder = Path(tempfile.mkdtemp(prefix=f"new-{os.getpid()}-", dir=self.root))
         try:
             with disk_errors(self.root):
                 yield folder
@@ -146,8 +146,9 @@ class ModelStore:
             registry = self._registry()
             former = registry.get(name)
             if target.exists():
-                self._discard(target)
-            folder.rename(target)
+                self._replace(target, folder)
+            else:
+                folder.rename(target)
             _flush(self.root)
             registry[name] = target.name
             self._write_registry(registry)
@@ -185,14 +186,13 @@ class ModelStore:
             )
 
     def sweep(self) -> None:
-        """Remove what crashed installs left behind. Call it when no pull runs, as the daemon's start does."""
+        """Remove what crashed pulls and removals left behind: folders of processes that are gone, and unregistered models."""
         if not self.root.is_dir():
             return
         with self._changing():
             used = set(self._registry().values())
             for entry in self.root.iterdir():
-                stale = entry.name.startswith("old-") or (entry.name.startswith("m-") and entry.name not in used)
-                if stale and entry.is_dir():
+                if entry.is_dir() and _is_left_over(entry.name, used):
                     shutil.rmtree(entry, ignore_errors=True)
 
     def _read(self, name: str) -> StoredModel | None:
@@ -238,8 +238,14 @@ class ModelStore:
 
     def _discard(self, folder: Path) -> None:
         """Away from its name at once, then unlinked."""
-        away = Path(tempfile.mkdtemp(prefix="old-", dir=self.root))
+        if folder.is_dir():
+            self._replace(folder, None)
+
+    def _replace(self, folder: Path, successor: Path | None) -> None:
+        away = Path(tempfile.mkdtemp(prefix=f"old-{os.getpid()}-", dir=self.root))
         folder.rename(away / "model")
+        if successor is not None:
+            successor.rename(folder)
         shutil.rmtree(away, ignore_errors=True)
 
     @contextlib.contextmanager
@@ -272,6 +278,27 @@ def _is_entry(name: Any, folder: Any) -> bool:
     if not isinstance(name, str) or not isinstance(folder, str) or not is_model_name(name):
         return False
     return folder.startswith("m-") and folder[2:].isalnum() and folder.isascii()
+
+
+def _is_left_over(name: str, used: set[str]) -> bool:
+    kind, _, rest = name.partition("-")
+    if kind == "m":
+        return name not in used
+    owner = rest.partition("-")[0]
+    return kind in ("new", "old") and owner.isdigit() and not _is_running(int(owner))
+
+
+def _is_running(pid: int) -> bool:
+    """True for a live process, and wherever that cannot be asked without harm (Windows: signal 0 kills)."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _flush(path: Path) -> None:
