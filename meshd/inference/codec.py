@@ -32,9 +32,6 @@ LM_HEAD: Final = "lm_head"
 ROWS: Final = "rows"
 DROP: Final = "drop"
 
-ELEMENT_BYTES: Final[Mapping[str, int]] = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of one residual element on the wire, by dtype."""
-
 _MAX_ROWS: Final = 1 << 22
 _CHOICE: Final = struct.Struct("<IIIddH")  # position, token, argmax, logit, logprob (NaN: none), how many alternatives
 _TOP: Final = struct.Struct("<Id")
@@ -42,17 +39,17 @@ _TOP: Final = struct.Struct("<Id")
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker loads and how far it may go. ``kv_budget_bytes`` covers KV and boundary log of all its sessions."""
+    """What a worker loads and how far it may go. ``kv_budget_bytes`` covers KV and boundary log of all its sessions,
+    ``private_budget_bytes`` copies of weights (None: no limit)."""
 
     folder: str
     layers: LayerRange
-    dtype: str | None = None
+    dtype: str = "auto"
     threads: int = 1
     deterministic: bool = True
     prepack: str = "auto"
-    weight_budget_bytes: int | None = None
+    private_budget_bytes: int | None = None
     kv_budget_bytes: int = 256 << 20
-    kv_bytes_per_token_layer: int = 0
     context: int = 0  # 0: not known, no limit
     max_batch: int = 32
     prefill_rows: int = 128

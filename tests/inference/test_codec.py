@@ -78,7 +78,7 @@ def test_ran_survives_the_wire(drawn: list[Choice], rows: bytes, ms: float, batc
 
 
 def test_load_and_its_answer_survive_the_wire() -> None:
-    config = WorkerConfig("/" + "very-long/" * 40, LayerRange(3, 9), dtype="bfloat16", weight_budget_bytes=5)
+    config = WorkerConfig("/" + "very-long/" * 40, LayerRange(3, 9), dtype="bf16", private_budget_bytes=5)
     assert codec.config_untrusted(over_the_wire(codec.load_message(config))) == config
     loaded = Loaded("bfloat16", "a1", True, 8, 9, 0.5, 1.5, 0, ("x" * 1000,))
     assert codec.loaded_untrusted(over_the_wire(codec.loaded_message(loaded))) == loaded

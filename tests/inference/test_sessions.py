@@ -17,6 +17,7 @@ HALF = LayerRange(0, 2)
 
 @dataclass
 class FakeState:
+    token_bytes: int
     have: int = 0
     nbytes: int = 0
     reserved: int = 0
@@ -27,10 +28,13 @@ class FakeState:
     def reserve(self, tokens: int) -> None:
         self.reserved = tokens
 
+    def bytes_for(self, tokens: int) -> int:
+        return tokens * self.token_bytes
+
 
 def table(budget: int) -> Sessions[FakeState]:
     """One byte per token and layer."""
-    return Sessions(budget, new=lambda layers: FakeState(), token_bytes=len)
+    return Sessions(budget, new=lambda layers: FakeState(len(layers)))
 
 
 def run(

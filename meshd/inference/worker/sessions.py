@@ -48,6 +48,10 @@ class State(Protocol):
         """Make the next buffers at least this long."""
         ...
 
+    def bytes_for(self, tokens: int) -> int:
+        """What it will take once it is that long."""
+        ...
+
 
 StateT = TypeVar("StateT", bound=State)
 
@@ -64,16 +68,13 @@ class Session(Generic[StateT]):
 
 
 class Sessions(Generic[StateT]):
-    """The table. ``token_bytes`` says what one position over a range costs."""
+    """The table. ``new`` makes an empty state, which takes no memory yet."""
 
-    def __init__(
-        self, budget_bytes: int, *, new: Callable[[LayerRange], StateT], token_bytes: Callable[[LayerRange], int]
-    ) -> None:
+    def __init__(self, budget_bytes: int, *, new: Callable[[LayerRange], StateT]) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.evicted = 0
         self._new = new
-        self._token_bytes = token_bytes
         self._table: OrderedDict[SessionId, Session[StateT]] = OrderedDict()  # used longest ago first
 
     def __len__(self) -> int:
@@ -130,14 +131,15 @@ class Sessions(Generic[StateT]):
         return gone
 
     def _admit(self, session: SessionId, layers: LayerRange, tokens: int, now: float) -> Session[StateT]:
-        charge = tokens * self._token_bytes(layers)
+        state = self._new(layers)
+        charge = state.bytes_for(tokens)
         if not self._make_room(charge, now, keep=session):
             raise Busy(
                 f"no room: {tokens} tokens of {layers} take {charge >> 20} MB,"
                 f" {max(0, self.budget_bytes - self.used_bytes) >> 20} of {self.budget_bytes >> 20} MB are free"
             )
-        made = Session(layers, self._new(layers), tokens, 0, now)
-        made.state.reserve(tokens)
+        state.reserve(tokens)
+        made = Session(layers, state, tokens, 0, now)
         self._table[session] = made
         self._charge(made, charge)
         return made
@@ -145,7 +147,7 @@ class Sessions(Generic[StateT]):
     def _grow(self, session: SessionId, found: Session[StateT], tokens: int, now: float) -> None:
         steps = -(-(tokens - found.tokens) // GROW_TOKENS)
         granted = found.tokens + steps * GROW_TOKENS
-        charge = max(granted * self._token_bytes(found.layers), found.charge_bytes)
+        charge = max(found.state.bytes_for(granted), found.charge_bytes)
         if not self._make_room(charge - found.charge_bytes, now, keep=session):
             raise Busy(f"full: no memory for more than {found.tokens} tokens of this session")
         found.tokens = granted
