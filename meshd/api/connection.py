@@ -1,0 +1,364 @@
+"""One HTTP/1.1 connection: requests in, answers out, one after the other.
+
+Owns framing (through h11), the time limits on everything the client must do, the watch for its leaving while a handler runs,
+and the close that lets a refusal be read. Knows nothing of paths: the `Application` says, from the head alone, how large a body
+may be and who answers.
+
+A client that closes its sending half while it waits counts as gone: no HTTP client of note does that and stays.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import h11
+import trio
+
+from meshd.api.limits import Budget, Limits
+from meshd.api.message import (
+    Headers,
+    Request,
+    Response,
+    Writer,
+    error_response,
+    leaf_error,
+    request_id,
+    split_target,
+    with_defaults,
+)
+from meshd.errors import Busy, CallerError, MeshdError, PayloadTooLarge, RequestTimeout
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 * 1024
+_WRITE_BYTES = 256 * 1024  # each slice of a large answer has its own write deadline
+_READ_AHEAD_BYTES = 64 * 1024  # what a client may send ahead of its answer before it is cut off
+_CROWDED_HEADER_S = 2.0  # a reserve place is for a health check, which has its head ready
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the application will do with a request whose head it has seen. ``health``: answered even on a reserve place."""
+
+    body_bytes: int
+    answer: Callable[[Request, Writer], Awaitable[Response | None]]
+    health: bool = False
+
+
+class Application(Protocol):
+    """What the server serves."""
+
+    def plan(self, head: Request, authority: str | None) -> Plan:
+        """Decide from the head (no body yet). ``authority`` is that of an absolute target. Raises MeshdError to refuse."""
+        ...
+
+
+class TargetTooLong(CallerError):
+    """A request target above its limit."""
+
+    code = "target_too_long"
+    status = 414
+
+
+class HeadTooLarge(CallerError):
+    """A request line and headers above their limit."""
+
+    code = "head_too_large"
+    status = 431
+
+
+class _InternalError(MeshdError):
+    """A fault of this program; the log has the traceback, the client the id to find it by."""
+
+
+class _Gone(Exception):
+    """The client left in the middle of its request."""
+
+
+class Connection:
+    """A connection's life. `run` returns when it is over; it never raises for what a client did."""
+
+    def __init__(
+        self, stream: trio.SocketStream, app: Application, limits: Limits, bodies: Budget, *, crowded: bool
+    ) -> None:
+        self._stream = stream
+        self._app = app
+        self._limits = limits
+        self._bodies = bodies
+        self._crowded = crowded
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self._client = _peer_address(stream)
+        self._waiting = trio.CancelScope()
+        self._finishing = False
+        self._fresh = True
+        self.idle_since: float | None = None
+
+    def finish(self) -> None:
+        """End after the running answer; at once if there is none."""
+        self._finishing = True
+        if self.idle_since is not None:
+            self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Serve until either side is done."""
+        try:
+            while await self._exchange():
+                self._h11.start_next_cycle()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, _Gone):
+            pass  # the client is gone or takes nothing: there is nobody to tell
+        finally:
+            await trio.aclose_forcefully(self._stream)
+
+    async def _exchange(self) -> bool:
+        """One request and its answer; True if another may follow."""
+        out = _Out(self._stream, self._h11, self._limits.write_s)
+        try:
+            event = await self._read_head()
+            if event is None:
+                return False
+            await self._answer(event, out)
+        except MeshdError as error:
+            await self._refuse(out, error)
+        done = self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
+        return done and not (self._crowded or self._finishing)
+
+    async def _answer(self, event: h11.Request, out: _Out) -> None:
+        headers = _headers(event)
+        out.begin(event.method == b"HEAD", request_id(headers.get("x-request-id")))
+        target = event.target.decode("ascii")
+        if len(target) > self._limits.target_bytes:
+            raise _target_too_long(self._limits)
+        authority, path, query = split_target(target)
+        request = Request(
+            method=event.method.decode("ascii"),
+            path=path,
+            query=query,
+            headers=headers,
+            client=self._client,
+            request_id=out.request_id,
+        )
+        plan = self._app.plan(request, authority)
+        if self._crowded and not plan.health:
+            raise Busy("this node has no free connection now; health checks are still answered")
+        with self._bodies.share() as share:
+            body = await self._read_body(plan.body_bytes, headers, share.grow)
+            await self._run_handler(plan, replace(request, body=body), out)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read_head(self) -> h11.Request | None:
+        """The next request's head; None when there is none (the client closed, idled too long, or we are finishing)."""
+        if self._finishing and not self._h11.trailing_data[0]:
+            return None
+        head_s = _CROWDED_HEADER_S if self._crowded else self._limits.header_s
+        self.idle_since = trio.current_time()
+        wait_s = head_s if self._fresh else self._limits.idle_s
+        self._fresh = False
+        self._waiting = trio.CancelScope(deadline=self.idle_since + wait_s)
+        try:
+            with self._waiting:
+                while True:
+                    event = self._next_event()
+                    if isinstance(event, h11.Request):
+                        return event
+                    if event is not h11.NEED_DATA:
+                        return None
+                    data = await self._stream.receive_some(_READ_BYTES)
+                    if self.idle_since is not None:
+                        self.idle_since = None
+                        self._waiting.deadline = trio.current_time() + head_s
+                    self._h11.receive_data(data)
+            if self.idle_since is None:
+                raise RequestTimeout(f"the request's head was not complete after {head_s:g} s")
+            return None
+        finally:
+            self.idle_since = None
+
+    async def _read_body(self, limit: int, headers: dict[str, str], grow: Callable[[int], None]) -> bytes:
+        """The whole body, within ``limit``; ``grow`` counts its bytes against what all bodies together may take."""
+        too_large = PayloadTooLarge(f"the body is larger than the {limit} bytes allowed here")
+        if int(headers.get("content-length", "0")) > limit:
+            raise too_large
+        body = bytearray()
+        started = trio.current_time()
+        with trio.CancelScope(deadline=started + self._limits.body_s) as waiting:
+            while True:
+                event = self._next_event()
+                if isinstance(event, h11.Data):
+                    if len(body) + len(event.data) > limit:
+                        raise too_large
+                    grow(len(event.data))
+                    body += event.data
+                    waiting.deadline = started + self._limits.body_s + len(body) / self._limits.body_rate
+                elif isinstance(event, h11.EndOfMessage):
+                    return bytes(body)
+                elif event is h11.NEED_DATA:
+                    if self._h11.they_are_waiting_for_100_continue:
+                        await self._send_continue()
+                    self._h11.receive_data(await self._stream.receive_some(_READ_BYTES))
+                else:
+                    raise _Gone
+        raise RequestTimeout("the request's body came too slowly")
+
+    def _next_event(self) -> object:
+        try:
+            return self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == 431:
+                if b"\n" not in self._h11.trailing_data[0]:
+                    raise _target_too_long(self._limits) from None
+                raise HeadTooLarge(f"the request's head is larger than {self._limits.head_bytes} bytes") from None
+            raise CallerError(f"not an HTTP/1.1 request: {error}") from None
+
+    async def _send_continue(self) -> None:
+        data = self._h11.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+        with trio.fail_after(self._limits.write_s):
+            await self._stream.send_all(data or b"")
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    async def _run_handler(self, plan: Plan, request: Request, out: _Out) -> None:
+        """Run the handler; cancel it if the client leaves."""
+        left = False
+        lost = False
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal left
+                await self._client_leaves()
+                left = True
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            lost = not await _guarded(plan, request, out)
+            nursery.cancel_scope.cancel()
+        if left or lost:
+            raise _Gone
+
+    async def _client_leaves(self) -> None:
+        """Return when the client has closed its side, or sends more than a client that waits would."""
+        ahead = 0
+        try:
+            while ahead <= _READ_AHEAD_BYTES:
+                data = await self._stream.receive_some(_READ_BYTES)
+                if not data:
+                    return
+                ahead += len(data)
+                self._h11.receive_data(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+    async def _refuse(self, out: _Out, error: MeshdError) -> None:
+        """Send the error. If the client is still sending, close in a way that lets it read the answer first."""
+        if out.started:
+            raise _Gone
+        unread = self._h11.their_state is not h11.DONE
+        out.close = unread or self._crowded
+        await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
+        if not unread:
+            return
+        with trio.move_on_after(self._limits.linger_s):
+            await self._stream.send_eof()
+            while await self._stream.receive_some(_READ_BYTES):
+                pass
+
+
+async def _guarded(plan: Plan, request: Request, out: _Out) -> bool:
+    """Let the handler answer, and its errors be answered; False if the connection can no longer be used."""
+    try:
+        response = await plan.answer(request, out)
+        if response is None:
+            await out.end()
+        else:
+            await out.respond(response)
+        return True
+    except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+        return False
+    except Exception as error:  # noqa: BLE001 - whatever a handler does wrong ends its own request only
+        ours = leaf_error(error)
+        if ours is None:
+            _log.exception("request %s to %s failed", request.request_id, request.path)
+            ours = _InternalError(f"an error of meshd itself; its log has it under request {request.request_id}")
+        if out.started:
+            return False
+        try:
+            await out.respond(error_response(ours, tuple(getattr(ours, "headers", ()))))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            return False
+        return True
+
+
+class _Out:
+    """The `Writer` of one exchange: every write has a deadline, so a client that does not read ends its own answer only."""
+
+    def __init__(self, stream: trio.SocketStream, connection: h11.Connection, write_s: float) -> None:
+        self._stream = stream
+        self._h11 = connection
+        self._write_s = write_s
+        self._head_only = False
+        self.request_id = request_id(None)
+        self.close = False
+        self._started = False
+
+    @property
+    def started(self) -> bool:
+        return self._started
+
+    def begin(self, head_only: bool, name: str) -> None:
+        self._head_only = head_only
+        self.request_id = name
+
+    async def start(self, status: int, headers: Headers) -> None:
+        own = (*headers, ("X-Request-Id", self.request_id), *((("Connection", "close"),) if self.close else ()))
+        event = h11.Response(status_code=status, headers=list(with_defaults(own)), reason=b"")
+        data = self._h11.send(event)
+        self._started = True
+        await self._write(data)
+
+    async def send(self, data: bytes) -> None:
+        if data and not self._head_only:
+            await self._write(self._h11.send(h11.Data(data=data)))
+
+    async def end(self) -> None:
+        await self._write(self._h11.send(h11.EndOfMessage()))
+
+    async def respond(self, response: Response) -> None:
+        await self.start(response.status, (*response.headers, ("Content-Length", str(len(response.body)))))
+        await self.send(response.body)
+        await self.end()
+
+    async def _write(self, data: bytes | None) -> None:
+        view = memoryview(data or b"")
+        while view:
+            with trio.fail_after(self._write_s):
+                await self._stream.send_all(view[:_WRITE_BYTES])
+            view = view[_WRITE_BYTES:]
+
+
+def _target_too_long(limits: Limits) -> TargetTooLong:
+    return TargetTooLong(f"the request target is longer than {limits.target_bytes} bytes")
+
+
+def _headers(event: h11.Request) -> dict[str, str]:
+    """Header names in lower case; repeated ones joined, as HTTP lets them be."""
+    table: dict[str, str] = {}
+    for raw_name, raw_value in event.headers:
+        name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+        table[name] = f"{table[name]}, {value}" if name in table else value
+    return table
+
+
+def _peer_address(stream: trio.SocketStream) -> str:
+    """The client's address, an IPv4 one behind an IPv6 socket as IPv4; "" if it is gone already."""
+    try:
+        host = str(stream.socket.getpeername()[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except (OSError, ValueError):
+        return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)

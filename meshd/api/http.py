@@ -1,0 +1,136 @@
+"""The HTTP server: listeners, the count of connections, and a shutdown that always ends.
+
+An own shell of h11 on trio. General servers leave something out that this program cannot do without: a limit on connections
+and bodies, a handler that is cancelled when its client leaves, and a shutdown that finishes while one client does not read.
+
+What a request means is the application's business (`Application`); one connection's life is in `connection.py`.
+Errors: `LocalError` when an address cannot be bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+
+import trio
+
+from meshd.api.connection import Application, Connection
+from meshd.api.limits import Budget, Limits
+from meshd.errors import LocalError
+from meshd.vocabulary import Endpoint
+
+_log = logging.getLogger(__name__)
+
+_WHY_NOT = {
+    errno.EADDRINUSE: "the port is in use by another program",
+    errno.EADDRNOTAVAIL: "this device has no such address",
+    errno.EACCES: "no permission to bind this port",
+}
+
+
+async def listen(endpoints: Sequence[Endpoint], flag: str = "--http") -> list[trio.SocketListener]:
+    """Bind every endpoint or none. Raises LocalError naming the address, the port and the flag."""
+    listeners: list[trio.SocketListener] = []
+    try:
+        for endpoint in endpoints:
+            listeners += await _bind(endpoint, flag)
+    except BaseException:
+        for listener in listeners:
+            listener.socket.close()
+        raise
+    return listeners
+
+
+async def _bind(endpoint: Endpoint, flag: str) -> list[trio.SocketListener]:
+    try:
+        return list(await trio.open_tcp_listeners(endpoint.port, host=endpoint.host))
+    except OSError as error:
+        # A name that resolves to several addresses fails as a group; the first member says why.
+        cause: BaseException = error
+        while isinstance(cause.__cause__, BaseException):
+            cause = cause.__cause__
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        number = cause.errno if isinstance(cause, OSError) else None
+        why = _WHY_NOT.get(number or 0, str(cause))
+        raise LocalError(f"cannot listen on {endpoint} ({flag}): {why}") from error
+
+
+class HttpServer:
+    """Serves an application on listeners until `run` is cancelled or `shutdown` called."""
+
+    def __init__(
+        self, app: Application, listeners: Sequence[trio.SocketListener], limits: Limits | None = None
+    ) -> None:
+        self._app = app
+        self._listeners = list(listeners)
+        self._limits = limits or Limits()
+        self._bodies = Budget(self._limits.all_bodies_bytes, "request bodies")
+        self._connections: set[Connection] = set()
+        self._accepting = trio.CancelScope()
+        self._everything = trio.CancelScope()
+        self.refused = 0
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Where it listens, with the ports that the system chose."""
+        names = [listener.socket.getsockname() for listener in self._listeners]
+        return [Endpoint(str(name[0]), int(name[1])) for name in names]
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve. Returns when `shutdown` has been called and the last connection is gone or its grace is over."""
+        with self._everything:
+            async with trio.open_nursery() as nursery:
+                with self._accepting:
+                    await trio.serve_listeners(
+                        self._serve, self._listeners, handler_nursery=nursery, task_status=_Ready(task_status)
+                    )
+        for listener in self._listeners:
+            listener.socket.close()
+
+    def shutdown(self) -> None:
+        """Take no more connections, close idle ones, give running answers `Limits.grace_s`, then end. Idempotent."""
+        if self._accepting.cancel_called:
+            return
+        self._accepting.cancel()
+        for listener in self._listeners:
+            listener.socket.close()
+        self._everything.deadline = trio.current_time() + self._limits.grace_s
+        for connection in self._connections:
+            connection.finish()
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        crowded = len(self._connections) >= self._limits.connections
+        if crowded:
+            # The longest idle keep-alive connection makes room first: its owner can simply connect again.
+            idle = [c for c in self._connections if c.idle_since is not None]
+            if idle:
+                min(idle, key=lambda c: c.idle_since or 0.0).finish()
+                crowded = False
+        if len(self._connections) >= self._limits.connections + self._limits.reserve:
+            self.refused += 1
+            await trio.aclose_forcefully(stream)
+            return
+        connection = Connection(stream, self._app, self._limits, self._bodies, crowded=crowded)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        except Exception:  # noqa: BLE001 - one connection must not end the server
+            _log.exception("a connection ended in an error of our own")
+        finally:
+            self._connections.discard(connection)
+
+
+class _Ready:
+    """Passes on that the listeners serve, without the list of listeners that trio reports."""
+
+    def __init__(self, status: trio.TaskStatus[None]) -> None:
+        self._status = status
+
+    def started(self, _listeners: object = None) -> None:
+        self._status.started()
