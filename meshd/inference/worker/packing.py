@@ -26,7 +26,8 @@ PACKABLE: Final = frozenset({
 })  # fmt: skip
 # Rotary frequencies that depend on the longest position of the batch would let one session change another's.
 _LENGTH_BOUND_ROPE: Final = frozenset({"dynamic", "longrope"})
-_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}  # honest bf16 noise is below 0.01
+_OUTLIERS: Final = 0.1  # in reduced precision noise may send a few rows to other experts; a wrong mask hits most rows
 _TRIAL_ROWS: Final = 40
 _TRIAL_WINDOW: Final = 12
 
@@ -88,7 +89,9 @@ def agrees(passes: Passes) -> bool:
     entered = passes.embed(rows) if skeleton.first else rows
     moved = plain.float() - entered.float()
     error = (packed.float() - plain.float()).norm(dim=-1)
-    return bool((error <= _TOLERANCE[skeleton.torch_dtype] * moved.norm(dim=-1) + 1e-6).all())
+    wrong = (error > _TOLERANCE[skeleton.torch_dtype] * moved.norm(dim=-1) + 1e-6) | ~error.isfinite()
+    allowed = 0 if skeleton.torch_dtype == torch.float32 else _OUTLIERS * len(rows)
+    return int(wrong.sum()) <= allowed
 
 
 def _packed(passes: Passes, layers: LayerRange, rows: torch.Tensor) -> torch.Tensor:
