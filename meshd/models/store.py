@@ -55,7 +55,7 @@ class StoredModel:
 
     @property
     def disk_bytes(self) -> int:
-        return sum(entry.stat().st_size for entry in self.path.iterdir() if entry.is_file())
+        return _disk_bytes(self.path)
 
     def open(self) -> ModelFolder:
         """Its config and tensor headers."""
@@ -110,16 +110,18 @@ class ModelStore:
         return None
 
     def remove(self, name: str) -> int:
-        """Forget a model and unlink its files. The bytes freed (0 when another name shares them)."""
-        model = self.get(name.partition("@")[0] if is_model_name(name) else name)
-        freed = model.disk_bytes
+        """Forget a model, a damaged one too, and unlink its files. The bytes freed (0 when another name shares them)."""
+        base = name.partition("@")[0]
         with self._changing():
             registry = self._registry()
-            registry.pop(model.name, None)
+            if not is_model_name(name) or base not in registry:
+                raise ModelNotFound(f"no model {name[:200]!r} in {self.root}")
+            folder = self.root / registry.pop(base)
             self._write_registry(registry)
-            if model.path.name in registry.values():
+            if folder.name in registry.values():
                 return 0
-            self._discard(model.path)
+            freed = _disk_bytes(folder)
+            self._discard(folder)
         return freed
 
     @contextlib.contextmanager
@@ -217,7 +219,9 @@ class ModelStore:
         except ValueError:
             return self._rebuilt()
         entries = document.get("models") if isinstance(document, dict) else None
-        return {name: folder for name, folder in (entries or {}).items() if _is_entry(name, folder)}
+        if not isinstance(entries, dict):
+            return self._rebuilt()
+        return {name: folder for name, folder in entries.items() if _is_entry(name, folder)}
 
     def _rebuilt(self) -> dict[str, str]:
         """The registry from the manifests, when its file is lost or damaged."""
@@ -272,6 +276,12 @@ def disk_errors(root: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StateError(f"the model store {root} cannot be written: {error}") from error
         raise
+
+
+def _disk_bytes(folder: Path) -> int:
+    if not folder.is_dir():
+        return 0
+    return sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
 
 
 def _is_entry(name: Any, folder: Any) -> bool:
