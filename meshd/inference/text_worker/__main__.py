@@ -1,0 +1,73 @@
+"""The text worker's process: ``python -m meshd.inference.text_worker FD FOLDER``.
+
+Reads requests from its socket, answers each, and ends when the socket does. It runs a stranger's template, so it gives up what
+it does not need: memory beyond a bound. The time limit is the daemon's, which kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from meshd.errors import MeshdError
+from meshd.inference.text_worker import wire
+from meshd.inference.text_worker.tokenizer import TextModel
+
+_MEMORY_BYTES = 4 << 30
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the daemon closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory()
+    sock = socket.socket(fileno=int(arguments[0]))
+    stream = sock.makefile("rb")
+    try:
+        model = TextModel(Path(arguments[1]))
+    except MeshdError as error:
+        sock.sendall(wire.pack(_refusal(error)))
+        return 1
+    sock.sendall(wire.pack({"eos_ids": sorted(model.eos_ids)}))  # without running the template, which may never end
+    with contextlib.suppress(OSError):
+        while len(prefix := stream.read(wire.LENGTH.size)) == wire.LENGTH.size:
+            sock.sendall(wire.pack(_answer(model, wire.unpack(stream.read(wire.length(prefix))))))
+    return 0
+
+
+def _answer(model: TextModel, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        match request["op"]:
+            case "encode":
+                return {"ids": model.encode(request["text"], special=request["special"])}
+            case "chat":
+                return {"ids": model.chat(request["messages"])}
+            case "decode":
+                return {"text": model.decode(request["ids"])}
+            case "turn_end":
+                return {"eos_ids": sorted(model.find_turn_end())}
+            case op:
+                return {"code": "engine_failed", "message": f"a text worker does not know {op!r}"}
+    except MeshdError as error:
+        return _refusal(error)
+    except Exception as error:  # noqa: BLE001  # one call that fails must not end the others
+        return {"code": "engine_failed", "message": f"{request['op']}: {type(error).__name__}: {error}"}
+
+
+def _refusal(error: MeshdError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "param": error.param}
+
+
+def _limit_memory() -> None:
+    """A template can build a string of any size in one step; better this process than the device."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # noqa: PLC0415  # not on every platform
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
