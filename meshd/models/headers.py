@@ -36,6 +36,7 @@ NAME_CAP: Final = 512
 DIMENSIONS_CAP: Final = 8
 FILES_CAP: Final = 4096
 
+_INSIDE_LAYER: Final = re.compile(r"\.([0-9]{1,6})\.")
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 
 
@@ -220,12 +221,8 @@ def _no_constant(text: str) -> Any:
 
 
 def _summary(names: list[str]) -> str:
-    """``layers 15, 16, 17`` and other tensors by name, few enough for one line."""
-    layers = sorted({int(match[1]) for name in names if (match := re.search(r"\.([0-9]{1,6})\.", f".{name}"))})
-    others = [name for name in names if not re.search(r"\.[0-9]{1,6}\.", f".{name}")]
-    parts = []
-    if layers:
-        parts.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers[:40]))}{' ...' * (len(layers) > 40)}")
-    if others:
-        parts.append(f"{', '.join(others[:4])}{' ...' * (len(others) > 4)}")
-    return " and ".join(parts)
+    """``layer 15, layer 16`` and other tensors by name, few enough for one line."""
+    layers = {int(match[1]) for name in names if (match := _INSIDE_LAYER.search(f".{name}"))}
+    others = [name for name in names if not _INSIDE_LAYER.search(f".{name}")]
+    shown = [f"layer {layer}" for layer in sorted(layers)][:40] + others[:4]
+    return ", ".join(shown) + (" ..." if len(shown) < len(layers) + len(others) else "")

@@ -1,9 +1,9 @@
 """Fetches a model's files from the Hugging Face hub, or from a mirror of it, and goes on after a break.
 
 Owns which files are wanted (safetensors, JSON and the tokenizer; never pickles, never code) and the partial files. The hub's
-protocol is ``huggingface_hub``'s, imported here and only when called. Its high-level download throws a broken file away when the
-process ends; here what came stays in the partial folder under a name made of the file's etag, and the next call asks for the
-rest. The commit of the first answer is kept for all files, so a push in between cannot mix two models.
+protocol is ``huggingface_hub``'s, imported here and only when called. Its own download throws a broken file away when the process
+ends; here what came stays in the partial folder under a name made of the file's etag, and the next call asks for the rest. The
+commit of the first answer is kept for all files, so a push in between cannot mix two models.
 
 Errors: ModelNotFound, ModelRefused, LocalError when the hub cannot be reached, StoreFull.
 """
@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from meshd.errors import LocalError, ModelNotFound, ModelRefused
@@ -29,6 +30,10 @@ Progress = Callable[[str, int, int], None]
 """``(stage, done_bytes, total_bytes)``."""
 
 SMALL_FILES: Final = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+
+ATTEMPTS = 5  # in a row that brought nothing
+PAUSE_S = 1.0
+TIMEOUT_S = 20.0  # without a byte
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -140,7 +145,7 @@ class HubRepository:
         whole.parent.mkdir(parents=True, exist_ok=True)
         if part.is_file() and part.stat().st_size > remote.size_bytes:
             part.unlink()
-        with part.open("ab") as file:
+        with part.open("ab", buffering=0) as file:
             self._stream(remote, file, report)
         if _SHA256.match(remote.etag) and _sha256(part) != remote.etag:
             part.unlink()
@@ -148,31 +153,49 @@ class HubRepository:
         part.replace(whole)
         return whole
 
-    def _stream(self, remote: _Remote, file: Any, report: _Total | None) -> None:
-        from huggingface_hub import file_download, utils  # noqa: PLC0415  see _describe
+    def _stream(self, remote: _Remote, file: FileIO, report: _Total | None) -> None:
+        """Append to ``file`` until it is whole. Breaks are retried as long as each try brings something."""
+        have, failures = file.tell(), 0
+        while have < remote.size_bytes:
+            try:
+                self._receive(remote, file, have, report)
+            except Exception as error:  # as in _describe
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the disk's own words: the store names them
+                gained = file.tell() > have
+                failures = 1 if gained else failures + 1
+                if failures >= ATTEMPTS:
+                    raise LocalError(
+                        f"{self.repository}/{remote.name}: the download broke ({_line(error)}); "
+                        "pull again to go on from there"
+                    ) from error
+                time.sleep(PAUSE_S)
+            have = file.tell()
 
-        headers = utils.build_hf_headers()
+    def _receive(self, remote: _Remote, file: FileIO, have: int, report: _Total | None) -> None:
+        """One answer, as far as it comes. Each piece is written as it arrives: a break costs what was in flight."""
+        from huggingface_hub import utils  # noqa: PLC0415  see _describe
+
+        headers = {**utils.build_hf_headers(), "Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
         if urlsplit(remote.url).netloc != urlsplit(self.endpoint).netloc:
             headers.pop("authorization", None)  # a storage host is not told the hub's token
-        have = file.tell()
-        if remote.size_bytes == 0:
-            return
-        try:
-            file_download.http_get(
-                remote.url,
-                file,
-                resume_size=have,
-                headers=headers,
-                expected_size=remote.size_bytes,
-                displayed_filename=remote.name,
-                tqdm_class=_bar(report),
-            )
-        except Exception as error:  # as in _describe
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's own words: the store names them
-            raise LocalError(
-                f"{self.repository}/{remote.name}: the download broke ({_line(error)}); pull again to go on from there"
-            ) from error
+        session = utils.get_session()
+        with session.stream("GET", remote.url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
+            utils.hf_raise_for_status(answer)
+            if have and answer.status_code != 206:  # a server that knows no ranges begins again
+                file.truncate(0)
+                have = 0
+            for piece in answer.iter_raw():
+                have += len(piece)
+                if have > remote.size_bytes:
+                    raise LocalError(
+                        f"{self.repository}/{remote.name} is longer than the {remote.size_bytes} bytes announced"
+                    )
+                file.write(piece)
+                if report is not None:
+                    report.at(have)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,28 +208,6 @@ class _Total:
 
     def at(self, done_bytes: int) -> None:
         self.progress("download", self.before_bytes + done_bytes, self.total_bytes)
-
-
-def _bar(report: _Total | None) -> type:
-    """A progress bar for ``http_get`` that draws nothing and passes numbers on."""
-
-    class Bar:
-        def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            self._done = initial
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-        def update(self, amount: int) -> None:
-            self._done += amount
-            if report is not None:
-                report.at(self._done)
-
-        def close(self) -> None: ...
-
-    return Bar
 
 
 def _key(remote: _Remote) -> str:

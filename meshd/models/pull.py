@@ -63,16 +63,23 @@ def recognise(text: str) -> Source:
     path = Path(text).expanduser()
     looks_local = text.startswith((".", "~")) or path.is_absolute() or (os.sep != "/" and os.sep in text)
     if path.suffix.lower() == ".gguf":
-        if not path.is_file():
+        if not _exists(path.is_file):
             raise UsageError(f"{text[:200]!r}: no such GGUF file")
         return Source("gguf", _name_from(path.stem), str(path.resolve()))
-    if path.is_dir() and (looks_local or (path / "config.json").is_file()):
+    if _exists(path.is_dir) and (looks_local or (path / "config.json").is_file()):
         return Source("folder", _name_from(path.resolve().name), str(path.resolve()))
     if not looks_local and is_model_name(text) and text.count("/") == 1 and "@" not in text:
         return Source("hub", text, text)
     raise UsageError(
         f"{text[:200]!r} cannot be pulled: give {builtin.NAME}, org/name of the hub, a folder of safetensors, or a .gguf file"
     )
+
+
+def _exists(check: Callable[[], bool]) -> bool:
+    try:
+        return check()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def pull(
