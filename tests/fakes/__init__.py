@@ -1,0 +1,1 @@
+"""Stand-ins for the other side of a seam, scripted by tests."""
