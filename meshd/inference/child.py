@@ -75,10 +75,10 @@ class Child:
         if code is None:
             return ""
         if code < 0:
-            name = signal.Signals(-code).name if -code in signal.Signals else f"signal {-code}"
+            name = signal.strsignal(-code) or f"signal {-code}"
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""
             said = f": {self._last[-1]}" if self._last else ""
-            return f"killed by {name}{hint}{said}"
+            return f"ended by a signal: {name}{hint}{said}"
         return self._last[-1] if self._last else f"ended with status {code}"
 
     def kill(self) -> None:

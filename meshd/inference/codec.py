@@ -206,9 +206,7 @@ def pack_choices(choices: tuple[Choice, ...]) -> bytes:
     parts = []
     for choice in choices:
         logprob = float("nan") if choice.logprob is None else choice.logprob
-        parts.append(
-            _CHOICE.pack(choice.position, choice.token, choice.argmax, choice.logit, logprob, len(choice.top))
-        )
+        parts.append(_CHOICE.pack(choice.position, choice.token, choice.argmax, choice.logit, logprob, len(choice.top)))
         parts += [_TOP.pack(token, value) for token, value in choice.top]
     return b"".join(parts)
 

@@ -175,5 +175,7 @@ class TextEngine:
 def _too_slow(op: str, limit_s: float) -> MeshdError:
     """A template is the model's program run on the caller's messages; the rest is ours."""
     if op == "chat":
-        return CallerError(f"the model's chat template did not finish these messages in {limit_s:.1f} s", param="messages")
+        return CallerError(
+            f"the model's chat template did not finish these messages in {limit_s:.1f} s", param="messages"
+        )
     return EngineFailed(f"the text worker did not {op} in {limit_s:.1f} s")

@@ -43,7 +43,7 @@ def test_decoders_do_not_starve_a_prompt_nor_a_prompt_decoders() -> None:
     batcher.offer(0, "prompt", start=0, n=320, emit=1)
     tag = 1
     prompt_ticks = 0
-    while 0 in [t for t in batcher.of_session("prompt")]:
+    while batcher.of_session("prompt"):
         for name in "abcdef":  # more decoders than places, for ever
             if not batcher.of_session(name):
                 batcher.offer(tag, name, start=9, n=1, emit=1)

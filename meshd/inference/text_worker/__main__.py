@@ -10,8 +10,9 @@ import contextlib
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from meshd.errors import MeshdError
 from meshd.inference.text_worker import wire
@@ -38,23 +39,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+_CALLS: Final[Mapping[str, Callable[[TextModel, dict[str, Any]], dict[str, Any]]]] = {
+    "encode": lambda model, request: {"ids": model.encode(request["text"], special=request["special"])},
+    "chat": lambda model, request: {"ids": model.chat(request["messages"])},
+    "decode": lambda model, request: {"text": model.decode(request["ids"])},
+    "turn_end": lambda model, _request: {"eos_ids": sorted(model.find_turn_end())},
+}
+
+
 def _answer(model: TextModel, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        match request["op"]:
-            case "encode":
-                return {"ids": model.encode(request["text"], special=request["special"])}
-            case "chat":
-                return {"ids": model.chat(request["messages"])}
-            case "decode":
-                return {"text": model.decode(request["ids"])}
-            case "turn_end":
-                return {"eos_ids": sorted(model.find_turn_end())}
-            case op:
-                return {"code": "engine_failed", "message": f"a text worker does not know {op!r}"}
+        return _CALLS[request["op"]](model, request)
     except MeshdError as error:
         return _refusal(error)
     except Exception as error:  # noqa: BLE001  # one call that fails must not end the others
-        return {"code": "engine_failed", "message": f"{request['op']}: {type(error).__name__}: {error}"}
+        return {"code": "engine_failed", "message": f"{request.get('op')}: {type(error).__name__}: {error}"}
 
 
 def _refusal(error: MeshdError) -> dict[str, Any]:

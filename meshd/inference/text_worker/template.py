@@ -66,7 +66,7 @@ class ChatTemplate:
                     raise CallerError(f"the chat template makes more than {MAX_CHARS} characters", param="messages")
         except CallerError:
             raise
-        except Exception as error:  # noqa: BLE001  # a template is a program of strangers: anything can go wrong in it
+        except Exception as error:  # a template is a program of strangers: anything can go wrong in it
             raise CallerError(f"the chat template refuses these messages: {error}", param="messages") from error
         return "".join(parts)
 
@@ -88,7 +88,9 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Messages with a known role and one string each. Raises CallerError naming what is wrong."""
     if not messages:
         raise CallerError("messages is empty", param="messages")
-    return [{**message, "role": _role(message, at), "content": _content(message, at)} for at, message in enumerate(messages)]
+    return [
+        {**message, "role": _role(message, at), "content": _content(message, at)} for at, message in enumerate(messages)
+    ]
 
 
 def _role(message: Mapping[str, Any], at: int) -> str:

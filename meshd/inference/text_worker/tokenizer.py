@@ -169,9 +169,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _template(
-    folder: Path, config: Mapping[str, Any], special: Mapping[str, str]
-) -> tuple[ChatTemplate | None, str]:
+def _template(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tuple[ChatTemplate | None, str]:
     """The template, or why there is none."""
     source = config.get("chat_template")
     if isinstance(source, list):

@@ -150,9 +150,7 @@ class Loop:
         if run.sampling is not None and run.layers.end != self._ends:
             raise BadTensor(f"tokens are drawn at the model's end, not after {run.layers}")
         rows = self._rows(run.layers, run.rows, run.n)
-        self._batcher.offer(
-            call.stream, run.session, start=run.start, n=run.n, emit=run.emit, size_bytes=len(run.rows)
-        )
+        self._batcher.offer(call.stream, run.session, start=run.start, n=run.n, emit=run.emit, size_bytes=len(run.rows))
         self._runs[call.stream] = _Running(run, rows, self._clock())
 
     def _rows(self, layers: LayerRange, body: bytes, n: int) -> torch.Tensor:

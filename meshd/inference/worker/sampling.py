@@ -80,10 +80,8 @@ def _candidates(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor | None
     top_k = min(sampling.top_k or size, size)
     if top_k == size and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
         return None
-    if sampling.top_p >= 1.0 and top_k == size:
-        ids = torch.arange(size)
-    else:
-        ids = _nucleus(scores, top_k, sampling.top_p)
+    everything = sampling.top_p >= 1.0 and top_k == size
+    ids = torch.arange(size) if everything else _nucleus(scores, top_k, sampling.top_p)
     if sampling.min_p > 0.0:
         kept = scores[ids] >= scores[ids].max() + torch.tensor(sampling.min_p, dtype=torch.float64).log()
         ids = ids[kept]

@@ -86,7 +86,15 @@ class Sessions(Generic[StateT]):
         return found if found is not None and found.layers == layers else None
 
     def open(
-        self, session: SessionId, layers: LayerRange, *, start: int, n: int, prompt_len: int, reserve_tokens: int, now: float
+        self,
+        session: SessionId,
+        layers: LayerRange,
+        *,
+        start: int,
+        n: int,
+        prompt_len: int,
+        reserve_tokens: int,
+        now: float,
     ) -> Session[StateT]:
         """The session, cut at ``start``, with room up to ``start + n``. Raises NeedRows, Busy."""
         found = self._table.get(session)
