@@ -1,20 +1,20 @@
-"""Whether an architecture may be packed, decided by a list and then by trying it.
+"""How an architecture's sessions are run: packed or one at a time, decided by a list and then by trying it.
 
 The list names architectures whose packed results were compared with transformers' own. On top of it the loaded layers
-themselves are run both ways at start: a kind of attention that the packed function does not serve would otherwise give wrong
-answers without any error. What does not pass runs one session at a time.
+themselves are run at start, in chunks with a cache and in one go without: a kind of attention that the packed function does not
+serve, or a cache that does not fit the model, would otherwise give wrong answers without any error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
-from meshd.inference.worker.attention import NAME, Layout, Segment, laid_out
-from meshd.inference.worker.kv import PackedState
+from meshd.errors import ModelRefused
+from meshd.inference.worker.attention import NAME
 from meshd.inference.worker.passes import Passes
 from meshd.inference.worker.skeleton import Skeleton
 from meshd.vocabulary import LayerRange
@@ -22,13 +22,19 @@ from meshd.vocabulary import LayerRange
 PACKABLE: Final = frozenset({
     "llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "phi", "phi3",
     "olmo2", "olmoe", "granite", "granitemoe", "cohere", "cohere2", "smollm3", "glm4", "gpt_oss", "stablelm", "starcoder2",
-    "exaone4", "nemotron", "gpt2", "gpt_neox", "opt",
+    "exaone4", "nemotron", "gpt2", "gpt_neox", "opt", "apertus", "arcee", "cwm", "ernie4_5", "ernie4_5_moe", "exaone",
+    "flex_olmo", "glm", "glm4_moe", "gpt_bigcode", "granite_swa", "granitemoe_swa", "granitemoeshared", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "internlm3", "minimax_m2", "ministral", "ministral3", "olmo", "olmo3", "persimmon",
+    "seed_oss", "vaultgemma",
 })  # fmt: skip
 # Rotary frequencies that depend on the longest position of the batch would let one session change another's.
 _LENGTH_BOUND_ROPE: Final = frozenset({"dynamic", "longrope"})
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}  # honest bf16 noise is below 0.01
 _OUTLIERS: Final = 0.1  # in reduced precision noise may send a few rows to other experts; a wrong mask hits most rows
-_TRIAL_ROWS: Final = 40
+# Whatever an architecture's code raises when it is cut, or is given a cache that it does not know.
+_FOREIGN: Final = (RuntimeError, LookupError, TypeError, AttributeError, ValueError, AssertionError)
+TRIAL_ROWS: Final = 40
+TRIAL_PROMPT: Final = 32  # the last rows use row arithmetic
 _TRIAL_WINDOW: Final = 12
 
 
@@ -71,37 +77,36 @@ def sample_rows(skeleton: Skeleton, n: int, seed: int = 7) -> torch.Tensor:
     return torch.randn(n, skeleton.config.hidden_size, generator=source).to(skeleton.torch_dtype)
 
 
-def agrees(passes: Passes) -> bool:
-    """Run a few layers packed (in two chunks and one row) and as transformers runs them; True if the outputs agree."""
+class Chunks(Protocol):
+    """Runs a range for a new session, given each step's end: the outputs of all rows."""
+
+    def __call__(self, layers: LayerRange, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor: ...
+
+
+def agrees(passes: Passes, run: Chunks) -> bool:
+    """True if ``run`` in two chunks and one row gives what the model gives in one go without a cache."""
     skeleton = passes.skeleton
     layers = sample_range(skeleton)
-    rows = sample_rows(skeleton, _TRIAL_ROWS)
+    rows = sample_rows(skeleton, TRIAL_ROWS)
+    implementation = skeleton.config._attn_implementation
     with _small_windows(skeleton):
         try:
-            packed = _packed(passes, layers, rows)
-        except (RuntimeError, KeyError, LookupError, TypeError, AttributeError):
+            chunked = run(layers, rows, (TRIAL_ROWS - 16, TRIAL_ROWS - 1, TRIAL_ROWS))
+        except _FOREIGN:
             return False
         skeleton.model.set_attn_implementation("eager")
         try:
             plain = passes.residual(layers, rows, torch.arange(len(rows))[None], None)
+        except _FOREIGN as error:
+            raise ModelRefused(f"{skeleton.config.model_type} does not run as layers {layers}: {error}") from None
         finally:
-            use_packed(skeleton)
+            skeleton.model.set_attn_implementation(implementation)
     entered = passes.embed(rows) if skeleton.first else rows
     moved = plain.float() - entered.float()
-    error = (packed.float() - plain.float()).norm(dim=-1)
+    error = (chunked.float() - plain.float()).norm(dim=-1)
     wrong = (error > _TOLERANCE[skeleton.torch_dtype] * moved.norm(dim=-1) + 1e-6) | ~error.isfinite()
     allowed = 0 if skeleton.torch_dtype == torch.float32 else _OUTLIERS * len(rows)
     return int(wrong.sum()) <= allowed
-
-
-def _packed(passes: Passes, layers: LayerRange, rows: torch.Tensor) -> torch.Tensor:
-    state, parts, start = PackedState(layers, logs=False), [], 0
-    for n in (24, len(rows) - 25, 1):
-        layout = Layout([Segment(state, start, n, len(rows) - 8, 0)])
-        with laid_out(layout) as cache:
-            parts.append(passes.residual(layers, rows[start : start + n], layout.positions(), cache))
-        start += n
-    return torch.cat(parts)
 
 
 @contextmanager

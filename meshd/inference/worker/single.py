@@ -44,6 +44,11 @@ class StageCache(DynamicCache):
         self.seen = length
         return True
 
+    @classmethod
+    def of(cls, config: Any, *, typed: bool) -> StageCache:
+        """A cache for the layers of ``config``; ``typed`` False gives every layer all positions, whatever the config says."""
+        return cls(config=config) if typed else cls()
+
     @property
     def nbytes(self) -> int:
         """Bytes of every tensor that any layer keeps."""

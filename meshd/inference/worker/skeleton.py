@@ -8,7 +8,7 @@ and layout allow. Remote code is never run. Raises `ModelRefused` for anything t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,14 @@ from meshd.vocabulary import LayerRange
 
 # Lists in a config with one value per layer, which ``forward`` looks up by the local layer number.
 PER_LAYER_SETTINGS: Final = ("layer_types", "no_rope_layers", "mlp_layer_types")
-OTHER_SENSES: Final = ("vision_tower", "visual", "vision_model", "multi_modal_projector", "audio_tower")
+OTHER_SENSES: Final = (
+    "vision_tower",
+    "visual",
+    "vision_model",
+    "multi_modal_projector",
+    "audio_tower",
+    "vision_embed_tokens",
+)
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
@@ -179,7 +186,8 @@ def _replace_ends(model: Any, parts: Anatomy, *, first: bool, last: bool) -> Non
     """Put stand-ins where embedding, norm, head and other senses would be but are not this stage's."""
     decoder, embedding = parts.decoder, model.get_input_embeddings()
     for name, module in list(decoder.named_children()):
-        if name in AFTER_LAYERS and not last:
+        # a norm without weights stays: some architectures use the same one before the layers
+        if name in AFTER_LAYERS and not last and any(True for _ in module.parameters()):
             setattr(decoder, name, PassThrough())
         if name in BEFORE_LAYERS and not first and not (module is embedding and last and parts.tied):
             setattr(decoder, name, NoPositions() if name in ("wpe", "embed_positions") else PassThrough())
@@ -197,7 +205,8 @@ def cut_config(skeleton: Skeleton, local: LayerRange) -> None:
     seen = {id(config): config for config in (skeleton.config, skeleton.decoder.config)}
     for config in seen.values():
         for setting, values in skeleton.per_layer.items():
-            setattr(config, setting, values[local.start : local.end])
+            with suppress(AttributeError):  # computed from the number of layers
+                setattr(config, setting, values[local.start : local.end])
         config.num_hidden_layers = len(local)
 
 

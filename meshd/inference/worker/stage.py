@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from meshd.errors import NeedRows, RangeNotHeld
+from meshd.errors import ModelRefused, NeedRows, RangeNotHeld
 from meshd.inference.worker import arithmetic, linears, packing
 from meshd.inference.worker.attention import Layout, Segment, laid_out
 from meshd.inference.worker.experts import use_experts
@@ -66,12 +66,13 @@ class Stage:
         self._passes = Passes(skeleton)
         self._token_bytes: dict[LayerRange, int] = {}
         self._idle: dict[int, PackedState] = {}
+        self._typed_caches = True
+        self._min_rows = 1
         with torch.inference_mode():
             self.packs = self._decide_packing()
             self.private_bytes = sum(tensor.nbytes for _, tensor in named if not skeleton.checkpoint.holds(tensor))
             self._passes.focus(layers)
             path = self._swap_linears(prepack, budget_bytes)
-            self._min_rows = 1
             self.deterministic = deterministic and self._prove()
             self.arith = arithmetic.name(skeleton, path=path, packs=self.packs, deterministic=self.deterministic)
         report(1.0)
@@ -220,7 +221,7 @@ class Stage:
             raise TypeError("the state is not one of this stage")
         if state.cache is None:
             self._passes.focus(layers)
-            state.cache = StageCache(config=self._skeleton.config)
+            state.cache = StageCache.of(self._skeleton.config, typed=self._typed_caches)
         return state.cache
 
     def _run_single(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
@@ -247,15 +248,38 @@ class Stage:
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _decide_packing(self) -> bool:
-        why = packing.may_pack(self._skeleton.config)
+        """Pack if the architecture allows it. What runs is tried on the loaded layers; ModelRefused if nothing is right."""
+        skeleton = self._skeleton
+        kind = skeleton.config.model_type
+        why = packing.may_pack(skeleton.config)
         if why is None:
-            packing.use_packed(self._skeleton)
-            if packing.agrees(self._passes):
+            packing.use_packed(skeleton)
+            self.packs = True
+            if packing.agrees(self._passes, self._chunks):
                 return True
-            why = f"{self._skeleton.config.model_type} runs one session at a time: its packed results differ here"
-        packing.use_plain(self._skeleton)
+            why = f"{kind} runs one session at a time: its packed results differ here"
         self.warnings.append(why)
-        return False
+        packing.use_plain(skeleton)
+        self.packs = False
+        for self._typed_caches in (True, False):
+            if packing.agrees(self._passes, self._chunks):
+                return False
+        raise ModelRefused(f"{kind} cannot be served: with a cache it computes something else than without")
+
+    def _chunks(self, layers: LayerRange, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+        state = PackedState(layers, logs=True) if self.packs else SingleState(layers, logs=True)
+        start = 0
+        for end in ends:
+            part, n = rows[start:end], end - start
+            if isinstance(state, SingleState):
+                cache = self._cache_of(state, layers)
+                out = self._passes.residual(layers, part, torch.arange(start, end)[None], cache)
+                cache.seen = end
+            else:
+                out = self._packed_residual(layers, [Item(state, start, n, n, packing.TRIAL_PROMPT, part)])
+            state.log(start, out)
+            start = state.have = end
+        return state.boundary(0, start)
 
     def _swap_linears(self, prepack: str, budget_bytes: int | None) -> str:
         """Put faster linears in; returns the name of what runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Chain:
 
     @classmethod
     def cut(cls, folder: Path, cuts: Sequence[int], **options: Any) -> Chain:
-        ranges = [LayerRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        ranges = [LayerRange(a, b) for a, b in pairwise(cuts)]
         return cls([Stage(folder, layers, **options) for layers in ranges])
 
     def session(self, prompt_len: int) -> Session:

@@ -1,0 +1,140 @@
+"""In bf16 a row's bits depend on its session's tokens alone: not on chunks, company, threads or being a replay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from meshd.inference.worker import arithmetic, attention
+from meshd.inference.worker.kv import PackedState
+from meshd.inference.worker.stage import Stage
+from meshd.vocabulary import LayerRange
+from tests.inference.stage.chain import Chain, Session, Share, some_ids
+from tests.inference.stage.checkpoints import VOCABULARY
+from tests.inference.stage.conftest import Made
+
+pytestmark = pytest.mark.torch
+
+# plain, windows, soft caps with windows, experts, experts with sinks and windows
+NAMES = ["llama", "mistral_window", "gemma2", "qwen3_moe", "gpt_oss", "phi3"]
+PROMPTS = (70, 33, 5)
+ANSWER = 5
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    yield request.param
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alone_chunked_batched_and_replayed_are_bitwise_equal(tiny: Made, name: str, threads: int) -> None:
+    folder, _ = tiny(name, torch.bfloat16)
+    chain = Chain.cut(folder, [0, 2, 4], threads=threads)
+    assert all(stage.deterministic for stage in chain.stages), chain.stages[0].warnings
+    texts = [some_ids(n + ANSWER, VOCABULARY, seed) for seed, n in enumerate(PROMPTS)]
+
+    alone = [chain.session(n) for n in PROMPTS]
+    expected = [chain.walk(s, ids, [s.prompt_len] + [1] * ANSWER) for s, ids in zip(alone, texts, strict=True)]
+
+    mixed = [chain.session(n) for n in PROMPTS]
+    got = _together(chain, mixed, texts, random.Random(5))
+    replayed = [chain.session(n) for n in PROMPTS]
+    again = [chain.walk(s, ids, [len(ids)]) for s, ids in zip(replayed, texts, strict=True)]
+
+    for i in range(len(PROMPTS)):
+        assert torch.equal(got[i], expected[i])
+        assert torch.equal(again[i], expected[i])
+        _assert_same_state(alone[i], mixed[i])
+        _assert_same_state(alone[i], replayed[i])
+
+
+def _together(
+    chain: Chain, sessions: list[Session], texts: list[torch.Tensor], rng: random.Random
+) -> list[torch.Tensor]:
+    """All sessions at once, in random chunks; decode rows, drafts and prompts mixed."""
+    parts: list[list[torch.Tensor]] = [[] for _ in sessions]
+    done = [0] * len(sessions)
+    while any(at < len(ids) for at, ids in zip(done, texts, strict=True)):
+        open_ones = [i for i, ids in enumerate(texts) if done[i] < len(ids)]
+        chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
+        sizes = {i: min(rng.choice([1, 3, 17, 40]), len(texts[i]) - done[i]) for i in chosen}
+        shares = [Share(sessions[i], done[i], texts[i][done[i] : done[i] + sizes[i]]) for i in chosen]
+        for i, rows in zip(chosen, chain.step(*shares), strict=True):
+            parts[i].append(rows)
+            done[i] += sizes[i]
+    return [torch.cat(rows) for rows in parts]
+
+
+def _assert_same_state(one: Session, two: Session) -> None:
+    for a, b in zip(one.states, two.states, strict=True):
+        assert isinstance(a, PackedState)
+        assert isinstance(b, PackedState)
+        assert a.have == b.have
+        for x, y in zip([*a.keys, *a.values], [*b.keys, *b.values], strict=True):
+            assert x is not None
+            assert y is not None
+            assert torch.equal(x[:, : a.have], y[:, : a.have])
+        if a.logs:
+            assert torch.equal(a.boundary(0, a.have), b.boundary(0, b.have))
+
+
+def test_a_rejected_draft_leaves_no_trace(tiny: Made) -> None:
+    folder, _ = tiny("llama", torch.bfloat16)
+    chain = Chain.cut(folder, [0, 2, 4])
+    ids = some_ids(30, VOCABULARY)
+    clean, drafted = chain.session(20), chain.session(20)
+    expected = chain.walk(clean, ids, [20, 1, 1, 1])
+    chain.walk(drafted, ids, [20])
+    chain.step(Share(drafted, 20, torch.cat([ids[20:21], some_ids(6, VOCABULARY, 9)])))
+    got = chain.walk(drafted, ids, [1, 1], start=21)
+    assert torch.equal(got, expected[21:23])
+
+
+def test_the_trial_notices_attention_that_depends_on_company(tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys cut at the step's end instead of a multiple of 64: bits then depend on the chunk."""
+    folder, _ = tiny("llama", torch.bfloat16)
+    original = attention._rows
+
+    def unmasked(call: attention.RowCall, part: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        result = original(call, part, *rest)  # type: ignore[arg-type]  # passed through as it came
+        return result + 0.01 if len(part) > 1 else result
+
+    monkeypatch.setattr(attention, "_rows", unmasked)
+    stage = Stage(folder, LayerRange(0, 2))
+    assert not stage.deterministic
+    assert any("deterministic arithmetic is off" in warning for warning in stage.warnings)
+
+
+def test_linears_that_change_with_the_batch_run_in_blocks() -> None:
+    class Unsteady(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            return out + 1 if x.shape[0] > 32 else out
+
+    model = torch.nn.Sequential(Unsteady(16, 16, dtype=torch.bfloat16))
+    x = torch.randn(100, 16).to(torch.bfloat16)
+    with torch.inference_mode():
+        assert arithmetic.block_unsteady(model) == ["16x16 in blocks of 32"]
+        assert torch.equal(model(x)[:2], model(x[:2]))
+        assert model(x).shape == x.shape
+
+
+def test_arith_names_the_arithmetic_and_not_the_layers(tiny: Made) -> None:
+    folder, _ = tiny("llama", torch.bfloat16)
+    first, last = (Stage(folder, layers) for layers in (LayerRange(0, 1), LayerRange(1, 4)))
+    plain = Stage(folder, LayerRange(0, 1), prepack="off")
+    assert first.arith == last.arith != plain.arith
+    assert Stage(folder, LayerRange(0, 1), dtype="fp32").arith not in (first.arith, plain.arith)
+
+
+def test_fp32_says_that_it_is_not_deterministic(tiny: Made) -> None:
+    folder, _ = tiny("llama")
+    stage = Stage(folder, LayerRange(0, 4))
+    assert stage.dtype == "fp32"
+    assert not stage.deterministic
+    assert any("deterministic arithmetic is off" in warning for warning in stage.warnings)
