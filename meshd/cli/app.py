@@ -6,7 +6,6 @@ import sys
 from importlib.metadata import version
 from typing import Annotated
 
-import click
 import typer
 
 from meshd.cli import admin, ask, demo, identity, keys, models, tables, wait
@@ -69,13 +68,13 @@ def run_app(argv: list[str]) -> int:
     """Run one command; its exit status. MeshdError passes through to the caller."""
     try:
         status = app(args=argv, prog_name="meshd", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as shown:
-        print(shown.format_message(), file=sys.stderr)
-        return 2
-    except click.ClickException as wrong:
-        where = f" ({wrong.ctx.command_path} --help)" if isinstance(wrong, click.UsageError) and wrong.ctx else ""
-        print(f"meshd: {wrong.format_message()}{where}", file=sys.stderr)
-        return 2
-    except click.Abort:
+    except typer.Abort:
         return 130
+    except typer.TyperException as wrong:
+        message = str(wrong.format_message())
+        if "\n" in message:  # no command given: the message is the whole help
+            print(message, file=sys.stderr)
+            return 2
+        ctx = getattr(wrong, "ctx", None)
+        raise UsageError(f"{message.rstrip('.')}; see {ctx.command_path if ctx else 'meshd'} --help") from None
     return status if isinstance(status, int) else 0

@@ -1,0 +1,108 @@
+"""``meshd pull | models | rm``: the model store of this device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from meshd.cli.room import Json, StateDir, console, state_dir
+from meshd.models.hash_model import is_hash_model, parse_hash_model
+from meshd.models.store import ModelStore, StoredModel
+from meshd.vocabulary import MB, ModelSpec
+
+
+def pull(
+    name: Annotated[
+        str, typer.Argument(help="smollm2-135m, org/name on the hub, a folder of safetensors, or a .gguf file.")
+    ],
+    state: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a model into the store: verified, resumed after a break, its qspec recorded."""
+    store = ModelStore.under(state_dir(state))
+    model = _pull(name, store)
+    if as_json:
+        typer.echo(json.dumps(_document(model)))
+    else:
+        typer.echo(
+            f"{model.name} {model.spec.num_layers} layers {model.disk_bytes // MB} MB digest {model.spec.digest}"
+        )
+
+
+def models(state: StateDir = None, as_json: Json = False) -> None:
+    """What is in the store."""
+    found = ModelStore.under(state_dir(state)).models()
+    if as_json:
+        typer.echo(json.dumps([_document(model) for model in found], indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "layers", "dtype", "MB", "qspec", "digest"):
+        table.add_column(heading)
+    for model in found:
+        table.add_row(
+            model.name,
+            str(model.spec.num_layers),
+            model.spec.dtype,
+            str(model.disk_bytes // MB),
+            "yes" if model.qspec.exists() else "no",
+            model.spec.digest,
+        )
+    console.print(table if found else "no models yet: meshd pull smollm2-135m")
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="A name as `meshd models` shows it.")],
+    state: StateDir = None,
+) -> None:
+    """Forget a model and free its disk."""
+    freed = ModelStore.under(state_dir(state)).remove(name)
+    typer.echo(f"removed {name}: {freed // MB} MB freed")
+
+
+def ensure(name: str) -> tuple[ModelSpec, Path | None]:
+    """A model by name, pulled if absent, and the store it is in (None: the rehearsal model needs none)."""
+    if is_hash_model(name):
+        return parse_hash_model(name).spec, None
+    store = ModelStore.under(state_dir(None))
+    return (store.find(name) or _pull(name, store)).spec, store.root
+
+
+def _pull(name: str, store: ModelStore) -> StoredModel:
+    from meshd.models.pull import pull as fetch
+
+    with _bars() as progress:
+        return fetch(name, store, progress)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for each stage of a pull."""
+    columns = (TextColumn("{task.description:12s}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total_bytes or None)
+            bars.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
+
+        yield progress
+
+
+def _document(model: StoredModel) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "digest": model.spec.digest,
+        "dtype": model.spec.dtype,
+        "num_layers": model.spec.num_layers,
+        "bytes": model.disk_bytes,
+        "qspec": model.qspec.exists(),
+        "path": str(model.path),
+    }
