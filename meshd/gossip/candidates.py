@@ -1,0 +1,58 @@
+"""Addresses worth trying: from ``--join``, remembered peers, mDNS. They are hints; whoever answers is the member.
+
+Bounded; an address that turned out to be our own, or is a live member's already, is not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from meshd.vocabulary import Endpoint
+
+MAX_CANDIDATES: Final = 256
+
+
+class Candidates:
+    """Endpoint -> how it came to us; the first way wins, ``join`` over all."""
+
+    def __init__(self) -> None:
+        self._via: dict[Endpoint, str] = {}
+        self._own: set[Endpoint] = set()
+
+    def add(self, endpoints: Iterable[Endpoint], via: str) -> list[Endpoint]:
+        """Those that are new."""
+        new = [e for e in dict.fromkeys(endpoints) if e not in self._via and e not in self._own]
+        for endpoint in new:
+            if len(self._via) >= MAX_CANDIDATES and not self._make_room():
+                break
+            self._via[endpoint] = via
+        return [e for e in new if e in self._via]
+
+    def remove(self, endpoints: Iterable[Endpoint], via: str) -> None:
+        """They went away again, where they came from."""
+        for endpoint in endpoints:
+            if self._via.get(endpoint) == via:
+                del self._via[endpoint]
+
+    def ours(self, endpoint: Endpoint) -> None:
+        """That was ourselves."""
+        self._via.pop(endpoint, None)
+        if len(self._own) < MAX_CANDIDATES:
+            self._own.add(endpoint)
+
+    def via(self, endpoints: Iterable[Endpoint]) -> str | None:
+        """How a member at these addresses was first heard of, if we had looked for it."""
+        return next((self._via[e] for e in endpoints if e in self._via), None)
+
+    def unmet(self, met: Collection[Endpoint]) -> list[Endpoint]:
+        """Those that no live member answers at."""
+        return [e for e in self._via if e not in met]
+
+    def _make_room(self) -> bool:
+        """Drop the oldest that nobody asked for by name."""
+        for endpoint, via in self._via.items():
+            if via not in ("join", "next"):
+                del self._via[endpoint]
+                return True
+        return False
