@@ -84,7 +84,7 @@ def dissect(names: Iterable[str], num_layers: int, tie: bool | None) -> Anatomy:
     return Anatomy(
         layers=tuple(tuple(layer) for layer in layers),
         first=first,
-        last=(*last, *((table,) if tied else heads)),
+        last=(*last, *((table, *(name for name in heads if not name.endswith(".weight"))) if tied else heads)),
         table=table,
         tied=tied,
     )

@@ -58,6 +58,14 @@ class ModelFolder:
         """What must be held to serve ``layers``. ModelRefused names a missing file and the layers it holds."""
         return self.checkpoint.need(self.anatomy.names(layers))
 
+    def held(self) -> tuple[LayerRange, ...]:
+        """The widest ranges whose tensors are all here (their ends included): what this folder can serve."""
+        count, tensors = len(self.anatomy.layers), self.checkpoint.tensors
+        here = [all(n in tensors for n in self.anatomy.names(LayerRange(i, i + 1))) for i in range(count)]
+        starts = [i for i in range(count) if here[i] and not (i and here[i - 1])]
+        ends = [i + 1 for i in range(count) if here[i] and not (i + 1 < count and here[i + 1])]
+        return tuple(LayerRange(start, end) for start, end in zip(starts, ends, strict=True))
+
 
 def open_folder(path: Path) -> ModelFolder:
     """Read a model folder's config and headers. Refuses what would need foreign code or cannot be cut."""

@@ -124,6 +124,8 @@ def test_a_missing_file_leaves_the_rest_usable(tmp_path: Path) -> None:
     spec = spec_of(folder)
     assert spec.layer_bytes == (LAYER_BYTES,) * 4
     assert tensors_of(folder, LayerRange(0, 2))
+    assert open_folder(folder).held() == (LayerRange(0, 2),)
+    assert open_folder(write_model(tmp_path / "whole")).held() == (LayerRange(0, 4),)
     with pytest.raises(ModelRefused, match=r"model-00003-of-00004\.safetensors is missing"):
         tensors_of(folder, LayerRange(2, 4))
 
