@@ -223,6 +223,12 @@ class LinkLost(PeerError):
     code = "link_lost"
 
 
+class StreamCancelled(PeerError):
+    """The peer no longer reads a stream: whatever is computed for it may stop at once."""
+
+    code = "stream_cancelled"
+
+
 class WrongPeer(PeerError):
     """The other end proved to be somebody else, or is barred."""
 

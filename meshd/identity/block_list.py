@@ -21,7 +21,7 @@ class BlockList:
         self._stamp: tuple[int, int] | None = None
         self._barred: frozenset[NodeId] = frozenset()
 
-    def __contains__(self, node_id: NodeId) -> bool:
+    def __contains__(self, node_id: object) -> bool:
         return node_id in self.read()
 
     def read(self) -> frozenset[NodeId]:

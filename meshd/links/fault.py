@@ -20,6 +20,7 @@ from meshd.errors import (
     PeerError,
     RangeNotHeld,
     StageUnavailable,
+    StreamCancelled,
     WrongPeer,
 )
 from meshd.links.frame import MAX_ARRAY, Err
@@ -36,7 +37,11 @@ def to_err(stream: int, error: BaseException) -> Err:
 def from_err(err: Err) -> MeshdError:
     """The error that ``err`` stands for. Never raises."""
     known = _BY_CODE.get(err.code)
-    if known is None or known is MeshdError or issubclass(known, (LinkLost, WrongPeer, BadFrame, BadDatagram)):
+    if (
+        known is None
+        or known is MeshdError
+        or issubclass(known, (LinkLost, StreamCancelled, WrongPeer, BadFrame, BadDatagram))
+    ):
         return PeerError(err.message)
     rebuild = _REBUILD.get(known)
     try:

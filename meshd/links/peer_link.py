@@ -1,0 +1,428 @@
+"""A live link to one peer: the multiplexer on a trio stream.
+
+One task reads, one writes, one pings; `PeerLink.run` supervises them and returns when the link is gone, whatever the reason.
+The writer alone touches the socket's sending side, so a cancelled caller never tears a frame: `send` queues whole messages and
+waits only for room.
+
+Liveness here is about the connection: a link closes itself when its pings stay unanswered for `LinkTiming`'s silence. Whoever
+waits for an answer judges much sooner, by `last_heard`. Silence is counted in pings sent and not in time passed, so a device
+that was suspended does not close its links on waking.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import trio
+
+from meshd.errors import BadFrame, LinkLost, MeshdError, StreamCancelled
+from meshd.links.assemble import Inbound
+from meshd.links.multiplex import (
+    Arrived,
+    Cancelled,
+    Ended,
+    Event,
+    Failed,
+    GoingAway,
+    Multiplexer,
+    Opened,
+    Pinged,
+    Ponged,
+)
+from meshd.links.wire import Message
+from meshd.vocabulary import NodeId
+
+READ_BYTES: Final = 256 << 10
+SEND_AHEAD_BYTES: Final = 256 << 10
+"""A stream takes another message while less than this waits to be written."""
+
+PINGS_KEPT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTiming:
+    """How often to ping and how long to bear silence, while watched and while idle."""
+
+    watched_ping_s: float = 0.25
+    idle_ping_s: float = 2.0
+    watched_silence_s: float = 10.0
+    idle_silence_s: float = 30.0
+
+
+class PeerLink:
+    """One connection as a `meshd.links.wire.Link`."""
+
+    def __init__(
+        self,
+        transport: trio.abc.Stream,
+        mux: Multiplexer,
+        peer: NodeId,
+        *,
+        accept: Callable[[PeerStream], None],
+        pong_state: Callable[[], Mapping[str, Any]] = dict,
+        on_pong: Callable[[NodeId, Mapping[str, Any]], None] | None = None,
+        early: Iterable[Event] = (),
+        timing: LinkTiming | None = None,
+    ) -> None:
+        self.bulk_link: Callable[[], Awaitable[PeerLink]] | None = None
+        self._peer = peer
+        self._transport = transport
+        self._mux = mux
+        self._accept = accept
+        self._pong_state = pong_state
+        self._on_pong = on_pong
+        self._early = list(early)
+        self._timing = timing or LinkTiming()
+        self._streams: dict[int, PeerStream] = {}
+        self._last_heard = trio.current_time()
+        self._rtt_ms: float | None = None
+        self._pong: Mapping[str, Any] = {}
+        self._watchers = 0
+        self._writing = False
+        self._silence_s = 0.0
+        self._nonce = 0
+        self._sent_at: dict[int, float] = {}
+        self._goaway: str | None = None
+        self._reason: str | None = None
+        self._closed = trio.Event()
+        self._scope = trio.CancelScope()
+        self._output = trio.lowlevel.ParkingLot()  # the writer, while there is nothing to write
+        self._room = trio.lowlevel.ParkingLot()  # senders, while their stream has enough queued
+        self._hurry = trio.lowlevel.ParkingLot()  # the pinger, until its next ping
+
+    # --- what a holder of the link sees -------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> NodeId:
+        return self._peer
+
+    @property
+    def last_heard(self) -> float:
+        return self._last_heard
+
+    @property
+    def rtt_ms(self) -> float | None:
+        return self._rtt_ms
+
+    @property
+    def pong(self) -> Mapping[str, Any]:
+        return self._pong
+
+    @property
+    def usable(self) -> bool:
+        """True while streams can be opened."""
+        return self._reason is None and self._goaway is None
+
+    @property
+    def streams(self) -> int:
+        """How many streams are alive, both ways."""
+        return self._mux.streams
+
+    @property
+    def reason(self) -> str | None:
+        """Why the link is gone; None while it lives."""
+        return self._reason
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[None]:
+        self._watchers += 1
+        self._silence_s = 0.0
+        self._hurry.unpark_all()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def open(self, first: Message, *, bulk: bool = False) -> PeerStream:
+        """Raises LinkLost, Busy (too many streams), ValueError (a message above a cap)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if bulk and self.bulk_link is not None:
+            return await (await self.bulk_link()).open(first)
+        self.check()
+        stream = PeerStream(self, self._mux.open(first), None)
+        self._streams[stream.id] = stream
+        self.flush()
+        return stream
+
+    async def closed(self) -> str:
+        await self._closed.wait()
+        return self._reason or ""
+
+    def close(self, reason: str) -> None:
+        """Drop the connection now; every stream ends with LinkLost. The first reason stays."""
+        if self._reason is None:
+            self._reason = reason
+            self._scope.cancel()
+
+    async def drain(self, reason: str, *, grace_s: float) -> None:
+        """Say GOAWAY, let running streams finish for ``grace_s``, and close."""
+        self._mux.goaway(reason)
+        self._goaway = self._goaway or reason
+        self.flush()
+        with trio.move_on_after(grace_s):
+            while self._reason is None and (self._mux.streams or self._mux.has_output or self._writing):
+                await self._room.park()
+        self.close(reason)
+
+    def check(self) -> None:
+        """Raises LinkLost when the link is gone or going."""
+        if self._reason is not None or self._goaway is not None:
+            raise LinkLost(f"the link to {self._peer[:8]} is gone: {self._reason or self._goaway}")
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve the link until it is closed from either end. Does not raise for what a peer or the network does."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read)
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._keep_pinging)
+        finally:
+            self._reason = self._reason or "closed here"
+            self._closed.set()
+            lost = LinkLost(f"the link to {self._peer[:8]} is gone: {self._reason}")
+            for stream in list(self._streams.values()):
+                stream.break_off(lost)
+            self._streams.clear()
+            self._room.unpark_all()
+            await trio.aclose_forcefully(self._transport)
+
+    async def _read(self) -> None:
+        try:
+            self._dispatch(self._early)
+            self._early = []
+            while True:
+                self.flush()
+                raw = await self._transport.receive_some(READ_BYTES)
+                if not raw:
+                    self.close(self._goaway or "closed by the peer")
+                    return
+                self._last_heard = trio.current_time()
+                self._silence_s = 0.0
+                self._dispatch(self._mux.receive_untrusted(raw))
+        except BadFrame as error:
+            self.close(f"bad frame: {error.message}")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.close(self._goaway or "reset")
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                raw = self._mux.next_bytes()
+                if raw:
+                    self._writing = True
+                    await self._transport.send_all(raw)
+                    self._writing = False
+                    self._prune()
+                    self._room.unpark_all()
+                else:
+                    await self._output.park()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.close(self._goaway or "reset")
+
+    async def _keep_pinging(self) -> None:
+        while True:
+            self._ping()
+            watched = self._watchers > 0
+            interval_s = self._timing.watched_ping_s if watched else self._timing.idle_ping_s
+            with trio.move_on_after(interval_s) as waited:
+                await self._hurry.park()
+            if waited.cancelled_caught:
+                self._silence_s += interval_s
+            limit_s = self._timing.watched_silence_s if watched else self._timing.idle_silence_s
+            if self._silence_s > limit_s:
+                self.close("silent")
+
+    def _ping(self) -> None:
+        self._nonce += 1
+        self._sent_at[self._nonce] = trio.current_time()
+        if len(self._sent_at) > PINGS_KEPT:
+            del self._sent_at[min(self._sent_at)]
+        self._mux.ping(self._nonce)
+        self.flush()
+
+    def flush(self) -> None:
+        """Let the writer look."""
+        if self._mux.has_output:
+            self._output.unpark()
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._take(event)
+        self._prune()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Opened(stream, inbound):
+                opened = self._streams[stream] = PeerStream(self, stream, inbound)
+                self._accept(opened)
+            case Arrived(stream, inbound):
+                if stream in self._streams:
+                    self._streams[stream].arrive(inbound)
+                else:
+                    self._mux.consumed(stream, inbound)
+            case Ended(stream) if stream in self._streams:
+                self._streams[stream].finish()
+            case Failed(stream, error) if stream in self._streams:
+                self._streams[stream].break_off(error)
+            case Cancelled(stream) if stream in self._streams:
+                self._streams[stream].break_off(StreamCancelled(f"{self._peer[:8]} cancelled the stream"))
+            case Pinged(nonce):
+                self._mux.pong(nonce, self._pong_state())
+            case Ponged(nonce, state):
+                self._ponged(nonce, state)
+            case GoingAway(reason):
+                self._goaway = reason
+            case _:
+                pass  # news of a stream that nobody here holds
+
+    def _ponged(self, nonce: int, state: Mapping[str, Any]) -> None:
+        sent_at = self._sent_at.pop(nonce, None)
+        if sent_at is not None:
+            sample_ms = (trio.current_time() - sent_at) * 1000
+            self._rtt_ms = sample_ms if self._rtt_ms is None else 0.75 * self._rtt_ms + 0.25 * sample_ms
+        self._pong = state
+        if self._on_pong is not None:
+            self._on_pong(self._peer, state)
+
+    def _prune(self) -> None:
+        """Forget streams that both ends finished."""
+        if len(self._streams) > self._mux.streams:
+            self._streams = {key: stream for key, stream in self._streams.items() if self._mux.is_live(key)}
+            self._room.unpark_all()
+
+
+class PeerStream:
+    """One exchange on a link, a `meshd.links.wire.Stream`. As a context manager it cancels what it did not finish."""
+
+    __slots__ = ("_accepted", "_arrived", "_broken", "_ended", "_error", "_first", "_inbox", "_link", "_sent_end", "id")
+
+    def __init__(self, link: PeerLink, stream: int, first: Inbound | None) -> None:
+        self.id = stream
+        self._link = link
+        self._first = first
+        self._accepted = first is not None
+        self._inbox: deque[Inbound] = deque()
+        self._arrived = trio.lowlevel.ParkingLot()
+        self._broken = trio.Event()
+        self._error: MeshdError | None = None
+        self._ended = False
+        self._sent_end = False
+
+    @property
+    def peer(self) -> NodeId:
+        return self._link.peer
+
+    @property
+    def link(self) -> PeerLink:
+        """The connection that carries the stream."""
+        return self._link
+
+    def first(self) -> Message | None:
+        """The message that opened a peer's stream, once; None when the stream broke before anybody looked."""
+        first, self._first = self._first, None
+        return self._read(first) if first is not None else None
+
+    async def send(self, message: Message) -> None:
+        """Raises LinkLost, StreamCancelled, the peer's error, ValueError (a message above a cap)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
+        while self._link._mux.queued_bytes(self.id) >= SEND_AHEAD_BYTES:
+            await self._link._room.park()
+            self._check()
+        if self._sent_end:
+            raise RuntimeError("a message after the end of the stream")
+        self._link._mux.send(self.id, message)
+        self._link.flush()
+
+    async def receive(self) -> Message | None:
+        """Messages that came before an error are delivered before it. Raises LinkLost, StreamCancelled, the peer's error."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._inbox:
+            self._check()
+            if self._ended:
+                return None
+            await self._arrived.park()
+        return self._read(self._inbox.popleft())
+
+    async def end(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._error is None and not self._sent_end:
+            self._sent_end = True
+            self._link._mux.end(self.id)
+            self._link.flush()
+
+    def cancel(self) -> None:
+        self._link._mux.cancel(self.id)
+        self._leave()
+
+    def fail(self, error: Exception) -> None:
+        self._link._mux.fail(self.id, error)
+        self._leave()
+
+    async def broken(self) -> MeshdError:
+        """Wait until the stream is cancelled or failed by the peer or its link is lost: why. For ever if it ends well."""
+        await self._broken.wait()
+        return self._error or LinkLost("the stream is gone")
+
+    def __enter__(self) -> PeerStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sent_end and (self._ended or self._accepted):
+            self._leave()  # what is queued still goes; whoever serves a stream owes it no more reading
+        else:
+            self.cancel()
+
+    # --- what the link tells it ---------------------------------------------------------------------------------------
+
+    def arrive(self, inbound: Inbound) -> None:
+        """A message came."""
+        if self._error is not None:
+            self._link._mux.consumed(self.id, inbound)
+        else:
+            self._inbox.append(inbound)
+            self._arrived.unpark_all()
+
+    def finish(self) -> None:
+        """The peer ended its side."""
+        self._ended = True
+        self._arrived.unpark_all()
+
+    def break_off(self, error: MeshdError) -> None:
+        """No more from either side. The first error stays."""
+        if self._error is None:
+            self._error = error
+            self._broken.set()
+        self._arrived.unpark_all()
+        self._link._room.unpark_all()
+
+    def _leave(self) -> None:
+        """This side reads no more: what came goes back to the link's budget."""
+        for inbound in (*self._inbox, *([self._first] if self._first else ())):
+            self._link._mux.consumed(self.id, inbound)
+        self._inbox.clear()
+        self._first = None
+        self.break_off(StreamCancelled("this side left the stream"))
+        self._link._prune()
+        self._link.flush()
+
+    def _read(self, inbound: Inbound) -> Message:
+        self._link._mux.consumed(self.id, inbound)
+        self._link.flush()
+        return inbound.message
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
