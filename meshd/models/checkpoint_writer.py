@@ -30,21 +30,25 @@ class TensorPlan:
     load: Callable[[], bytes]
 
 
+def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+    """The bytes before the data, for ``(name, dtype, shape, size_bytes)`` laid one after the other."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, dtype, shape, size_bytes in tensors:
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size_bytes]}
+        offset += size_bytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
 def write_safetensors(path: Path, tensors: Iterable[TensorPlan], written: Callable[[int], None] | None = None) -> None:
     """Write ``tensors`` in their order. ``written`` hears the bytes of data done so far."""
     plans = list(tensors)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for plan in plans:
-        end = offset + plan.size_bytes
-        header[plan.name] = {"dtype": plan.dtype, "shape": list(plan.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
+    header = encode_header((plan.name, plan.dtype, plan.shape, plan.size_bytes) for plan in plans)
     done = 0
     with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+        file.write(header)
         for plan in plans:
             data = plan.load()
             if len(data) != plan.size_bytes:
