@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024  # each slice of a large answer has its own write deadline
 _READ_AHEAD_BYTES = 64 * 1024  # what a client may send ahead of its answer before it is cut off
+_FIRST_S = 1.0
 _CROWDED_HEADER_S = 2.0  # a reserve place is for a health check, which has its head ready
 
 
@@ -94,14 +95,19 @@ class Connection:
         self._client = _peer_address(stream)
         self._waiting = trio.CancelScope()
         self._finishing = False
-        self._fresh = True
+        self._first = True  # still waits for its first request
         self.idle_since: float | None = None
 
     def finish(self) -> None:
         """End after the running answer; at once if there is none."""
         self._finishing = True
         if self.idle_since is not None:
+            self.idle_since = None
             self._waiting.cancel()
+
+    def spare(self, now: float) -> bool:
+        """True while it only waits: between two requests, or for its first for longer than a client takes to send it."""
+        return self.idle_since is not None and (not self._first or now - self.idle_since > _FIRST_S)
 
     async def run(self) -> None:
         """Serve until either side is done."""
@@ -156,23 +162,25 @@ class Connection:
             return None
         head_s = _CROWDED_HEADER_S if self._crowded else self._limits.header_s
         self.idle_since = trio.current_time()
-        wait_s = head_s if self._fresh else self._limits.idle_s
-        self._fresh = False
+        begun = False
+        wait_s = head_s if self._first else self._limits.idle_s
         self._waiting = trio.CancelScope(deadline=self.idle_since + wait_s)
         try:
             with self._waiting:
                 while True:
                     event = self._next_event()
                     if isinstance(event, h11.Request):
+                        self._first = False
                         return event
                     if event is not h11.NEED_DATA:
                         return None
                     data = await self._stream.receive_some(_READ_BYTES)
-                    if self.idle_since is not None:
+                    if not begun:
+                        begun = True
                         self.idle_since = None
                         self._waiting.deadline = trio.current_time() + head_s
                     self._h11.receive_data(data)
-            if self.idle_since is None:
+            if begun:
                 raise RequestTimeout(f"the request's head was not complete after {head_s:g} s")
             return None
         finally:

@@ -82,6 +82,11 @@ class HttpServer:
     def connections(self) -> int:
         return len(self._connections)
 
+    @property
+    def waiting(self) -> int:
+        """Connections between two requests, or before their first."""
+        return sum(connection.idle_since is not None for connection in self._connections)
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve. Returns when `shutdown` has been called and the last connection is gone or its grace is over."""
         with self._everything:
@@ -104,18 +109,23 @@ class HttpServer:
         for connection in self._connections:
             connection.finish()
 
+    def _drop_one(self) -> bool:
+        """Make room by ending the longest idle connection, whose owner can simply connect again."""
+        now = trio.current_time()
+        spare = [connection for connection in self._connections if connection.spare(now)]
+        if spare:
+            min(spare, key=lambda connection: connection.idle_since or now).finish()
+        return bool(spare)
+
     async def _serve(self, stream: trio.SocketStream) -> None:
-        crowded = len(self._connections) >= self._limits.connections
-        if crowded:
-            # The longest idle keep-alive connection makes room first: its owner can simply connect again.
-            idle = [c for c in self._connections if c.idle_since is not None]
-            if idle:
-                min(idle, key=lambda c: c.idle_since or 0.0).finish()
-                crowded = False
-        if len(self._connections) >= self._limits.connections + self._limits.reserve:
+        count = len(self._connections)
+        if count >= self._limits.connections and self._drop_one():
+            count -= 1
+        if count >= self._limits.connections + self._limits.reserve:
             self.refused += 1
             await trio.aclose_forcefully(stream)
             return
+        crowded = count >= self._limits.connections
         connection = Connection(stream, self._app, self._limits, self._bodies, crowded=crowded)
         self._connections.add(connection)
         try:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -28,7 +27,7 @@ def ids(text: str) -> tuple[int, ...]:
 def official(rig: Rig) -> Iterator[openai.OpenAI]:
     with (
         served(rig) as url,
-        httpx.Client(trust_env=False) as http,
+        openai.DefaultHttpxClient(trust_env=False) as http,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as api,
     ):
         yield api

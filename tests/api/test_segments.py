@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def test_segments_are_in_order_cut_at_every_end_and_nowhere_else(held: list[Laye
     ends = {end for each in held for end in (each.start, each.end)}
     cuts = {end for each in found for end in (each.layers.start, each.layers.end)}
     assert cuts == ends
-    assert all(a.layers.end <= b.layers.start for a, b in zip(found, found[1:], strict=False))
+    assert all(a.layers.end <= b.layers.start for a, b in pairwise(found))
     for each in found:
         assert not any(each.layers.start < end < each.layers.end for end in ends)
 
@@ -45,7 +47,7 @@ def test_covered_and_missing_divide_the_model(held: list[LayerRange]) -> None:
     gaps = missing(have, LAYERS)
     layers = sorted(layer for each in [*have, *gaps] for layer in range(each.start, each.end))
     assert layers == list(range(LAYERS))
-    assert all(a.end < b.start for a, b in zip(have, have[1:], strict=False))
+    assert all(a.end < b.start for a, b in pairwise(have))
 
 
 def test_what_is_held_beyond_the_model_leaves_no_gap_behind_it() -> None:
