@@ -1,0 +1,104 @@
+"""The routes an entry is trying at once, and the cutting of a request into steps. Pure.
+
+An `Attempt` is one route with what was sent over it. Steps of a prompt are chunks on a fixed grid, several under way at a time,
+so that all stages work; a later attempt sends again from what the exit has acknowledged. Positions are absolute.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from meshd.chain.messages import Phase, Step
+from meshd.chain.recovery import Swap
+from meshd.chain.request import GenerationRequest
+from meshd.vocabulary import LayerRange, NodeId, Route, SessionId
+
+CHUNK_ROWS: Final = (
+    128  # time to the first token is least with 128..256 rows a chunk, and a multiple of the block size of 32
+)
+WINDOW_ROWS: Final = 16 * CHUNK_ROWS  # sent and not yet acknowledged
+RESERVE_TOKENS: Final = 256  # a session's room grows by this much
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One route. ``unacked`` are the steps under way as (seq, end); ``swaps`` are what it replaced since the last token."""
+
+    number: int
+    route: Route
+    sent: int
+    began: float
+    swaps: tuple[Swap, ...] = ()
+    replayed: int = 0  # rows that a newcomer has to compute first
+    dead: bool = False
+    unacked: list[tuple[int, int]] = field(default_factory=list)
+    reports: dict[tuple[NodeId, LayerRange], tuple[Phase, int]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> set[NodeId]:
+        return {hop.node_id for hop in self.route}
+
+    def acknowledge(self, end: int) -> None:
+        """The exit has computed everything up to ``end``."""
+        while self.unacked and self.unacked[0][1] <= end:
+            self.unacked.pop(0)
+            self.reports.clear()
+
+    def oldest(self) -> int | None:
+        """The seq of the step that is waited for."""
+        return self.unacked[0][0] if self.unacked else None
+
+
+class Stepper:
+    """Makes the steps of one request."""
+
+    def __init__(
+        self, session: SessionId, entry: NodeId, request: GenerationRequest, digest: str, num_layers: int
+    ) -> None:
+        self.session = session
+        self.entry = entry
+        self.digest = digest
+        self.num_layers = num_layers
+        self.ids = [*request.prompt, *request.forced]
+        self.prompt_len = len(request.prompt)
+        self._max_tokens = request.max_tokens
+        self._sampling = request.sampling
+        self._seq = 0
+
+    def step(self, attempt: int, route: Route, start: int, n: int, remaining_s: float) -> Step:
+        """The next step: ids ``[start, start + n)`` over ``route``; the last known id draws a token."""
+        self._seq += 1
+        ids = self.ids[start : start + n]
+        emit = 1 if n and start + n == len(self.ids) else 0
+        history = self.ids[self.prompt_len :] if emit and self._sampling.needs_history else []
+        return Step(
+            session=self.session,
+            attempt=attempt,
+            seq=self._seq,
+            start=start,
+            n=n,
+            emit=emit,
+            prompt_len=self.prompt_len,
+            digest=self.digest,
+            num_layers=self.num_layers,
+            route=route,
+            origin=None,
+            entry=self.entry,
+            remaining_ms=max(1, int(remaining_s * 1000.0)),
+            reserve_tokens=self._reserve(start + n),
+            sampling=self._sampling,
+            history=tuple(history),
+            rows=pack_ids(ids),
+        )
+
+    def _reserve(self, end: int) -> int:
+        """Room for the prompt and the next few hundred tokens, never more than the request can use."""
+        grown = max(1, -(-(end - self.prompt_len) // RESERVE_TOKENS)) * RESERVE_TOKENS
+        return self.prompt_len + min(self._max_tokens, grown)
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Rows for a range that starts at layer 0."""
+    return struct.pack(f"<{len(ids)}i", *ids)

@@ -1,0 +1,405 @@
+"""One hop of one session: what a node does for the range ``layers`` of a session that an entry elsewhere owns. Pure.
+
+Owns the order of work (one computation at a time, steps in order), what is missing and who was asked for it, and the newest
+attempt. It must not know routes beyond its own next, tokens' meaning, clocks or sockets; it never changes a route and never
+gives up on a session by itself: a hop that cannot go on tells the entry (`Lost`) and does nothing else.
+
+Invariants:
+
+* a step whose (attempt, seq) is not greater than the last one's is ignored; a step of a later attempt supersedes everything
+  that waits here, because the entry sends again whatever it still wants;
+* a step that starts after this hop's end waits at the head of the queue while its sender is asked (`Need`) for the rows before
+  it; steps behind it wait too, so a prompt's chunks that were already under way are not sent twice;
+* a `Need` from downstream is answered from the boundary log and needs no memory of what was sent: it may speak of any attempt,
+  which is what lets a newcomer be filled while the old route runs. A log that is too short is filled the same way from
+  upstream, and so on up to the entry's ids;
+* ``have`` never promises more than one eviction less than the truth: the engine's NeedRows corrects it.
+
+Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Final
+
+from meshd.chain.messages import ChainMessage, Fill, Lost, Need, Phase, Progress, Reply, Step, Trace, Why
+from meshd.inference.engine import Ran, Run
+from meshd.vocabulary import LayerRange, NodeId, SessionId
+
+MAX_QUEUE: Final = 64  # steps that wait at one hop
+MAX_OWED: Final = 8  # needs from downstream that wait for a fill from upstream
+FILL_ROWS: Final = 256  # rows in one Fill
+NEED_AGAIN_S: Final = 1.0  # an unanswered Need is repeated, each time after twice as long
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Ask the engine for a run; answer with computed, needs or failed and this ticket."""
+
+    session: SessionId
+    layers: LayerRange
+    ticket: int
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Ask the engine for rows ``[start, end)`` sent downstream; answer with log_read or log_missing and this ticket."""
+
+    session: SessionId
+    layers: LayerRange
+    ticket: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Bring ``message`` to ``to``; ``via`` passes it on if there is no live link to ``to``."""
+
+    to: NodeId
+    message: ChainMessage
+    via: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The session is over here: drop the engine's state, stop its computations."""
+
+    session: SessionId
+
+
+Effect = Compute | ReadLog | Send | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    step: Step
+    source: NodeId
+    arrived: float
+    expires: float
+
+
+@dataclass(slots=True)
+class _Want:
+    """Rows asked from upstream: the next fill must start at ``next``."""
+
+    key: tuple[int, int]
+    source: NodeId
+    origin: LayerRange | None
+    next: int
+    upto: int
+    again_at: float
+    wait_s: float = NEED_AGAIN_S
+
+
+class HopSession:
+    """State and rules of one (session, layers)."""
+
+    def __init__(self, self_id: NodeId, step: Step, source: NodeId) -> None:
+        self.session = step.session
+        self.layers = step.layers
+        self.entry = step.entry
+        self.upstream = source  # who a reply goes back through
+        self.attempt = -1
+        self.have = 0
+        self._self = self_id
+        self._origin = step.origin
+        self._next: NodeId | None = None
+        self._last = (-1, -1)
+        self._latest = step
+        self._queue: deque[_Queued] = deque()
+        self._fills: deque[Fill] = deque()
+        self._running: tuple[int, _Queued | Fill] | None = None
+        self._want: _Want | None = None
+        self._owed: list[tuple[Need, NodeId]] = []
+        self._reads: dict[int, tuple[Need, NodeId]] = {}
+        self._ticket = 0
+        self._filled = 0
+        self._told: tuple[int, NodeId] | None = None
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step, source: NodeId, now: float) -> list[Effect]:
+        """Rows to run, or (n = 0) a request to be ready for them."""
+        if step.key <= self._last or any(item.step.key == step.key for item in self._queue):
+            return []
+        item = _Queued(step, source, now, now + step.remaining_ms / 1000.0)
+        if step.n == 0:
+            if self.have >= step.start:
+                return self._pass_on(item, Ran(), now)
+        else:
+            if step.attempt > self.attempt:
+                self._supersede(step.attempt)
+            self._last = step.key
+            self._adopt(item)
+        if len(self._queue) >= MAX_QUEUE:
+            return [self._lost(step.attempt, Why.FULL, "too many steps wait at this hop")]
+        self._queue.append(item)
+        return self._go(now)
+
+    def fill(self, fill: Fill, now: float) -> list[Effect]:
+        """Rows that were asked for; anything else is a leftover and ignored."""
+        want = self._want
+        if want is None or (fill.attempt, fill.seq) != want.key or fill.start != want.next:
+            return []
+        want.next = fill.end
+        want.wait_s = NEED_AGAIN_S
+        want.again_at = now + want.wait_s
+        self._fills.append(fill)
+        return self._go(now)
+
+    def need(self, need: Need, source: NodeId) -> list[Effect]:
+        """The next hop lacks rows that this one sent or can make again."""
+        return [self._read(need, source)]
+
+    def progress(self, attempt: int, seq: int) -> Progress:
+        """Where that step is."""
+        key = (attempt, seq)
+        running = self._running[1] if self._running else None
+        if isinstance(running, _Queued) and running.step.key == key:
+            phase = Phase.COMPUTING
+        elif self._queue and self._queue[0].step.key == key:
+            phase = Phase.COMPUTING if running or self._fills else Phase.NEEDING if self._want else Phase.QUEUED
+        elif any(item.step.key == key for item in self._queue):
+            phase = Phase.QUEUED
+        else:
+            phase = Phase.SENT if key <= self._last else Phase.UNSEEN
+        return Progress(self.session, attempt, seq, self.layers, phase, self.have)
+
+    # --- the engine's answers -----------------------------------------------------------------------------------------
+
+    def computed(self, ticket: int, ran: Ran, now: float) -> list[Effect]:
+        """The run of ``ticket`` is done."""
+        item = self._finished(ticket)
+        if item is None:
+            return []
+        if isinstance(item, Fill):
+            self.have = item.end
+            self._filled += item.n
+            if self._want and self.have >= self._want.upto:
+                self._want = None
+            return [*self._settle_owed(now), *self._go(now)]
+        self.have = item.step.end
+        effects: list[Effect] = []
+        if self._queue and self._queue[0] is item:  # else: superseded while it ran
+            self._queue.popleft()
+            effects = self._pass_on(item, ran, now)
+        return [*effects, *self._go(now)]
+
+    def needs(self, ticket: int, have: int, now: float) -> list[Effect]:
+        """The engine's state ended before the run's start."""
+        item = self._finished(ticket)
+        if item is None:
+            return []
+        self.have = have
+        if isinstance(item, Fill):
+            self._fills.clear()
+            if self._want:
+                self._want.next = have
+                return self._ask_upstream(self._want, now)
+        return self._go(now)
+
+    def failed(self, ticket: int, why: Why, detail: str, now: float) -> list[Effect]:
+        """The engine refused or died: this hop is lost to the session's current attempt."""
+        item = self._finished(ticket)
+        if item is None:
+            return []
+        if why is Why.ENGINE:
+            self.have = 0
+        attempt = item.attempt if isinstance(item, Fill) else item.step.attempt
+        if attempt < self.attempt:
+            return self._go(now)
+        self._queue.clear()
+        self._fills.clear()
+        self._want = None
+        return [self._lost(attempt, why, detail)]
+
+    def log_read(self, ticket: int, rows: bytes) -> list[Effect]:
+        """The log had the rows: they travel as fills."""
+        need, source = self._reads.pop(ticket)
+        size = len(rows) // (need.upto - need.have)
+        return [
+            Send(source, Fill(need.session, need.attempt, need.seq, need.layers, start, n, rows[a : a + n * size]))
+            for start in range(need.have, need.upto, FILL_ROWS)
+            for n in [min(FILL_ROWS, need.upto - start)]
+            for a in [(start - need.have) * size]
+        ]
+
+    def log_missing(self, ticket: int, have: int, now: float) -> list[Effect]:
+        """The log ended at ``have`` (evicted): fill it from upstream, then answer."""
+        need, source = self._reads.pop(ticket)
+        if self._running is None or isinstance(self._running[1], Fill):
+            self.have = min(self.have, have)
+        if len(self._owed) < MAX_OWED:
+            self._owed.append((need, source))
+        return self._settle_owed(now) if self._want is None else []
+
+    # --- the world ----------------------------------------------------------------------------------------------------
+
+    def unreachable(self, node: NodeId, why: Why, attempt: int | None = None) -> list[Effect]:
+        """The link to ``node`` broke or could not be made (``attempt``: while a step of that attempt was being sent)."""
+        mark = self.attempt if attempt is None else attempt
+        if node != self._next or mark < self.attempt or self._told == (mark, node):
+            return []
+        self._told = (mark, node)
+        lost = self._latest.route[1] if len(self._latest.route) > 1 else None
+        if lost is None or lost.node_id != node:
+            return []
+        return [Send(self.entry, Lost(self.session, mark, node, lost.layers, why), self.upstream)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Repeat a Need that nobody answered."""
+        want = self._want
+        if want is None or now < want.again_at:
+            return []
+        if self._fills or self._running:
+            want.again_at = now + want.wait_s
+            return []
+        want.wait_s *= 2
+        want.next = self.have
+        return self._ask_upstream(want, now)
+
+    def deadline(self) -> float:
+        """When `tick` next has something to do."""
+        return self._want.again_at if self._want else math.inf
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _supersede(self, attempt: int) -> None:
+        self.attempt = attempt
+        self._queue.clear()
+        self._fills.clear()
+        self._owed.clear()
+        self._want = None
+        self._filled = 0
+
+    def _adopt(self, item: _Queued) -> None:
+        """A real step says where this hop's rows come from and go to."""
+        self._latest = item.step
+        self.upstream = item.source
+        self._origin = item.step.origin
+        self._next = item.step.route[1].node_id if len(item.step.route) > 1 else None
+
+    def _go(self, now: float) -> list[Effect]:
+        """Start whatever can run."""
+        if self._running:
+            return []
+        if self._fills:
+            return [self._compute_fill(self._fills.popleft())]
+        effects: list[Effect] = []
+        while self._queue:
+            item = self._queue[0]
+            if now >= item.expires:
+                self._queue.popleft()
+                if self._want and self._want.key == item.step.key:
+                    self._want = None
+            elif item.step.start > self.have:
+                if self._want is None:
+                    effects += self._want_rows(item.step.key, item.source, item.step.origin, item.step.start, now)
+                break
+            elif item.step.n == 0:
+                self._queue.popleft()
+                effects += self._pass_on(item, Ran(), now)
+            else:
+                effects.append(self._compute_step(item))
+                break
+        return effects
+
+    def _compute_step(self, item: _Queued) -> Compute:
+        step = item.step
+        last = step.layers.end == step.num_layers
+        run = Run(
+            session=step.session,
+            layers=step.layers,
+            start=step.start,
+            n=step.n,
+            emit=step.emit if last else step.n,
+            prompt_len=step.prompt_len,
+            rows=step.rows,
+            reserve_tokens=step.reserve_tokens,
+            sampling=step.sampling if last else None,
+            history=step.history if last else (),
+        )
+        return self._start(item, run)
+
+    def _compute_fill(self, fill: Fill) -> Compute:
+        shape = self._queue[0].step if self._queue else self._latest
+        run = Run(
+            session=fill.session,
+            layers=fill.layers,
+            start=fill.start,
+            n=fill.n,
+            emit=0,
+            prompt_len=shape.prompt_len,
+            rows=fill.rows,
+            reserve_tokens=shape.reserve_tokens,
+        )
+        return self._start(fill, run)
+
+    def _start(self, item: _Queued | Fill, run: Run) -> Compute:
+        self._ticket += 1
+        self._running = (self._ticket, item)
+        return Compute(self.session, self.layers, self._ticket, run)
+
+    def _finished(self, ticket: int) -> _Queued | Fill | None:
+        if self._running is None or self._running[0] != ticket:
+            return None
+        item = self._running[1]
+        self._running = None
+        return item
+
+    def _pass_on(self, item: _Queued, ran: Ran, now: float) -> list[Effect]:
+        """To the next hop, or from the exit to the entry."""
+        step = item.step
+        trail = (*step.trail, Trace(ran.compute_ms, (now - item.arrived) * 1000.0, self._filled))
+        self._filled = 0
+        if len(step.route) == 1:
+            reply = Reply(step.session, step.attempt, step.seq, step.end, ran.choices, trail, prepared=step.n == 0)
+            return [Send(self.entry, reply, item.source)]
+        onward = replace(
+            step,
+            route=step.route[1:],
+            origin=step.layers,
+            remaining_ms=max(0, int((item.expires - now) * 1000.0)),
+            trail=trail,
+            rows=ran.rows,
+        )
+        return [Send(step.route[1].node_id, onward)]
+
+    def _lost(self, attempt: int, why: Why, detail: str) -> Send:
+        return Send(self.entry, Lost(self.session, attempt, self._self, self.layers, why, detail), self.upstream)
+
+    def _want_rows(
+        self, key: tuple[int, int], source: NodeId, origin: LayerRange | None, upto: int, now: float
+    ) -> list[Effect]:
+        self._want = _Want(key, source, origin, self.have, upto, now + NEED_AGAIN_S)
+        return self._ask_upstream(self._want, now)
+
+    def _ask_upstream(self, want: _Want, now: float) -> list[Effect]:
+        want.again_at = now + want.wait_s
+        if want.next >= want.upto:  # can only be when an old promise came true meanwhile
+            self._want = None
+            return self._go(now)
+        need = Need(self.session, *want.key, self.layers, want.origin, want.next, want.upto)
+        return [Send(want.source, need)]
+
+    def _read(self, need: Need, source: NodeId) -> ReadLog:
+        self._ticket += 1
+        self._reads[self._ticket] = (need, source)
+        return ReadLog(self.session, self.layers, self._ticket, need.have, need.upto)
+
+    def _settle_owed(self, now: float) -> list[Effect]:
+        """Answer the needs that can be answered now; ask upstream for the rest."""
+        effects: list[Effect] = []
+        for need, source in self._owed:
+            if need.upto <= self.have:
+                effects.append(self._read(need, source))
+        self._owed = [(need, source) for need, source in self._owed if need.upto > self.have]
+        if self._owed and self._want is None:
+            need = self._owed[0][0]
+            effects += self._want_rows((need.attempt, need.seq), self.upstream, self._origin, need.upto, now)
+        return effects

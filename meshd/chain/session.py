@@ -1,0 +1,626 @@
+"""The entry's side of one request: it owns the ids, the position, the route and every decision to change it. Pure.
+
+Feed it messages and evidence, carry out the effects, call `tick` when `deadline` has come. It must not know sockets, clocks,
+text or how routes are found (`recovery.Replicas`).
+
+Invariants:
+
+* the first reply for a position is taken, whichever attempt it came through; no hop's state depends on a token before this
+  sends it on, so late and doubled messages cannot do harm;
+* attempt numbers only grow; a route that won after another was started goes on under a new number;
+* slow is not dead: without progress for max(0.6 s, 8 x what was expected) another route is tried *beside* the one that runs,
+  at most two of them and never twice the same node for one token; a node is dead after 1.5 s of silence, a broken link or a
+  refusal at once. A node that leaves PINGs unanswered is hedged after 0.6 s whatever was expected;
+* progress is a reply, or a change in what a hop answers to `Ask` (a long replay is not a stall);
+* a pause of this process itself is nobody's silence;
+* it ends with exactly one of Finish and Fail, and every node that was ever sent to is told `End`.
+
+Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper, pack_ids
+from meshd.chain.hop import FILL_ROWS, Send
+from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Phase, Progress, Reply, Why
+from meshd.chain.recovery import Blame, Pulse, Replicas, Rerouted, Swap, chained, reroute
+from meshd.chain.report import Tally
+from meshd.chain.request import GenerationRequest, HopReport, Recovery
+from meshd.errors import Busy, DeadlineExceeded, MeshdError, StageUnavailable
+from meshd.inference.engine import Choice
+from meshd.vocabulary import Hop, LayerRange, NodeId, Route, SessionId
+
+HEDGE_S: Final = 0.6
+HEDGE_FACTOR: Final = 8.0
+ASK_AFTER_S: Final = 0.3
+ASK_EVERY_S: Final = 0.25
+MAX_LIVE: Final = 3  # attempts under way at once
+PENDING_S: Final = 1.0  # layers that are about to be proven are waited for
+RETRY_S: Final = 0.05
+PREPARE_S: Final = 10.0
+PAUSED_S: Final = 0.5  # a tick that comes this late was held up by this process itself
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New tokens for the client, in order."""
+
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Keep a link to ``node``; if it ends or cannot be made call unreachable with this ticket."""
+
+    node: NodeId
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """Another route is tried. ``hedge``: beside the one that runs."""
+
+    swaps: tuple[Swap, ...]
+    route: Route
+    hedge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A token came over a changed route."""
+
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The answer is complete. ``reason``: stop or length."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request cannot be answered."""
+
+    error: MeshdError
+
+
+Effect = Send | Emit | Watch | Failover | Recovered | Finish | Fail
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A route that is being made ready because a hop of the running one drains."""
+
+    number: int
+    route: Route
+    swaps: tuple[Swap, ...]
+    until: float
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """Nobody holds the layers, but somebody is about to."""
+
+    bad: frozenset[NodeId]
+    reason: str
+    until: float
+    again_at: float
+
+
+class Session:
+    """One request. Call `start` once, then anything."""
+
+    def __init__(
+        self,
+        session: SessionId,
+        self_id: NodeId,
+        request: GenerationRequest,
+        *,
+        digest: str,
+        num_layers: int,
+        route: Route,
+        replicas: Replicas,
+        now: float,
+    ) -> None:
+        self.session = session
+        self.recoveries: list[Recovery] = []
+        self.hedges = 0
+        self.over = False
+        self._self = self_id
+        self._request = request
+        self._replicas = replicas
+        self._stepper = Stepper(session, self_id, request, digest, num_layers)
+        self._blame = Blame()
+        self._pulse = Pulse(self_id)
+        self._tally = Tally()
+        self._tickets: dict[NodeId, int] = {}
+        self._ticket = 0
+        self._touched: dict[NodeId, None] = {}
+        self._attempts: dict[int, Attempt] = {}
+        self._number = 0
+        self._current = Attempt(0, route, 0, now, dead=True)
+        self._acked = 0
+        self._tried: set[NodeId] = set()
+        self._prepared: _Prepared | None = None
+        self._prepare_at = now
+        self._stuck: _Stuck | None = None
+        self._expires = math.inf if request.deadline_s is None else now + request.deadline_s
+        self._token_due = now + request.token_deadline_s
+        self._began = now  # when the token that is waited for was first asked for
+        self._progress_at = self._ask_at = self._hedge_at = now
+        self._hedge_wait = 1.0
+        self._step_s = 0.0
+        self._row_s = 0.0
+        self._due = math.inf
+
+    # --- what the shell calls -----------------------------------------------------------------------------------------
+
+    @property
+    def route(self) -> Route:
+        """The route that runs now."""
+        return self._current.route
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and answer so far."""
+        return self._stepper.ids
+
+    @property
+    def attempts(self) -> int:
+        """How many routes were tried."""
+        return self._number
+
+    def report(self) -> tuple[HopReport, ...]:
+        """Means per hop of the route that runs."""
+        return self._tally.report(self._current.route)
+
+    def start(self, now: float) -> list[Effect]:
+        """Send the first steps."""
+        if self._complete():
+            return self._done(self._why_complete())
+        route = self._current.route
+        self._row_s = self._replicas.expected_s(route, 64) / 64.0
+        self._step_s = self._replicas.expected_s(route, 1)
+        return self._begin(route, (), now)
+
+    def receive(self, message: ChainMessage, source: NodeId, now: float) -> list[Effect]:
+        """A message from a hop."""
+        if self.over:
+            return []
+        self._pulse.heard(source, now)
+        match message:
+            case Reply():
+                effects = self._reply(message, now)
+            case Need():
+                effects = self._fill(message, source)
+            case Lost():
+                effects = self._lost(message, source, now)
+            case Progress():
+                effects = self._progressed(message, source, now)
+            case _:
+                effects = []
+        return effects
+
+    def unreachable(self, node: NodeId, why: Why, now: float, *, ticket: int = 0, attempt: int = 0) -> list[Effect]:
+        """The link to ``node`` broke or could not be made: a watch (``ticket``) or a step (``attempt``) says so."""
+        if self.over or (ticket and self._tickets.get(node) != ticket):
+            return []
+        if attempt and (attempt not in self._attempts or self._attempts[attempt].dead):
+            return []
+        return self._lose({node}, why, self._self, now)
+
+    def heard(self, node: NodeId, at: float) -> None:
+        """The link to ``node`` carried something at ``at``."""
+        self._pulse.heard(node, at)
+
+    def cancel(self) -> list[Effect]:
+        """The client left."""
+        if self.over:
+            return []
+        self.over = True
+        return list(self._ends(self._touched))
+
+    def tick(self, now: float) -> list[Effect]:
+        """What time alone decides."""
+        if self.over:
+            return []
+        if now >= self._due + PAUSED_S:
+            self._pulse.excuse(now)
+            self._progress(now)
+        if now >= self._expires or now >= self._token_due:
+            return self._fail(DeadlineExceeded(self._lateness(now)))
+        if self._stuck:
+            return self._retry(self._stuck, now)
+        dead = {node for node in self._live_nodes() if now >= self._pulse.dead_at(node)}
+        if dead:
+            return self._lose(dead, Why.SILENT, self._self, now)
+        effects: list[Effect] = []
+        if now >= self._ask_at:
+            effects += self._ask(now)
+            quiet = {node for node in self._current.nodes if self._pulse.quiet(node, now)}
+            if quiet and now >= self._progress_at + HEDGE_S:
+                effects += self._hedge(quiet, "silent", now)
+        if now >= self._hedge_at:
+            effects += self._suspect(now)
+        return effects
+
+    def deadline(self) -> float:
+        """When `tick` next has something to do. Ask just before waiting: a tick much later than this means a pause."""
+        self._due = math.inf if self.over else self._next_due()
+        return self._due
+
+    def _next_due(self) -> float:
+        due = min(self._expires, self._token_due)
+        if self._stuck:
+            return min(due, self._stuck.again_at)
+        silent = min((self._pulse.dead_at(node) for node in self._live_nodes()), default=math.inf)
+        return min(due, silent, self._ask_at, self._hedge_at)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _reply(self, reply: Reply, now: float) -> list[Effect]:
+        if reply.prepared:
+            if self._prepared and self._prepared.number == reply.attempt:
+                self._prepared.ready = True
+            return []
+        attempt = self._attempts.get(reply.attempt)
+        if attempt is None and not any(choice.position == len(self.ids) for choice in reply.choices):
+            return []
+        if reply.end > self._acked:
+            self._acked = reply.end
+            self._progress(now)
+        for one in self._attempts.values():
+            one.acknowledge(self._acked)
+        taken = next((choice for choice in reply.choices if choice.position == len(self.ids)), None)
+        if taken is None:
+            return self._pump(now)
+        return self._take(taken, attempt, reply, now)
+
+    def _fill(self, need: Need, source: NodeId) -> list[Effect]:
+        """Hop 0 lacks ids."""
+        if need.origin is not None or need.upto > len(self.ids):
+            return []
+        return [
+            Send(
+                source,
+                Fill(
+                    need.session, need.attempt, need.seq, need.layers, start, n, pack_ids(self.ids[start : start + n])
+                ),
+            )
+            for start in range(need.have, need.upto, FILL_ROWS)
+            for n in [min(FILL_ROWS, need.upto - start)]
+        ]
+
+    def _lost(self, lost: Lost, source: NodeId, now: float) -> list[Effect]:
+        attempt = self._attempts.get(lost.attempt)
+        if (
+            attempt is None
+            or attempt.dead
+            or Hop(lost.node, lost.layers) not in {Hop(hop.node_id, hop.layers) for hop in attempt.route}
+        ):
+            return []
+        return self._lose({lost.node}, lost.why, source, now)
+
+    def _progressed(self, progress: Progress, source: NodeId, now: float) -> list[Effect]:
+        attempt = self._attempts.get(progress.attempt)
+        if attempt is None or progress.seq != attempt.oldest():
+            return []
+        place = (source, progress.layers)
+        report = (progress.phase, progress.have)
+        before = attempt.reports.get(place)
+        attempt.reports[place] = report
+        if before is not None and before != report and not attempt.dead:
+            self._progress(now)
+        return []
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _take(self, choice: Choice, attempt: Attempt | None, reply: Reply, now: float) -> list[Effect]:
+        self.ids.append(choice.token)
+        effects: list[Effect] = [Emit((choice,))]
+        self._token_due = now + self._request.token_deadline_s
+        if attempt is not None and not attempt.dead:
+            effects += self._adopt(attempt, reply, now)
+        if self._complete():
+            return effects + self._done(self._why_complete())
+        self._began = now
+        self._tried.clear()
+        self._hedge_wait = 1.0
+        self._progress(now)
+        return effects + self._onward(now)
+
+    def _adopt(self, winner: Attempt, reply: Reply, now: float) -> list[Effect]:
+        """The token came through ``winner``: it is the route from now on."""
+        self._learn(winner, reply, now)
+        effects: list[Effect] = [Recovered(self._recovery(swap, winner, reply, now)) for swap in winner.swaps]
+        self.recoveries += [effect.recovery for effect in effects if isinstance(effect, Recovered)]
+        for swap in winner.swaps:
+            if swap.reason in ("slow", "silent"):
+                self._replicas.penalise(swap.source, reporter=self._self, now=now)
+        losers = {node for one in self._attempts.values() for node in one.nodes} - winner.nodes
+        losers -= {hop.node_id for hop in self._prepared.route} if self._prepared else set()
+        effects += self._ends(sorted(losers))
+        if winner is not self._current:
+            self._number += 1
+            winner = Attempt(self._number, winner.route, len(self.ids) - 1, now)
+        winner.swaps = ()
+        winner.replayed = 0
+        self._current = winner
+        self._attempts = {winner.number: winner}
+        self._stuck = None
+        self._blame.forgive(winner.nodes)
+        return effects
+
+    def _recovery(self, swap: Swap, winner: Attempt, reply: Reply, now: float) -> Recovery:
+        filled = 0
+        for hop, trace in zip(winner.route, reply.trail, strict=False):
+            if hop.node_id == swap.to and hop.layers.start <= swap.layers.start < hop.layers.end:
+                filled = trace.filled
+        stall_ms = (now - self._began) * 1000.0
+        return Recovery(swap.layers, swap.source, swap.to, swap.reason, stall_ms, filled, swap.exact)
+
+    def _learn(self, winner: Attempt, reply: Reply, now: float) -> None:
+        """What a step costs, for the next judgement of slowness."""
+        elapsed = now - winner.began
+        self._tally.add(winner.route, reply.trail, elapsed * 1000.0)
+        rows = winner.replayed or 0
+        if self._acked <= self._stepper.prompt_len + len(self._request.forced):  # the prompt's own pass
+            self._row_s = max(self._row_s, elapsed / max(1, self._acked))
+        elif not rows and not winner.swaps:
+            self._step_s = elapsed if self._step_s == 0.0 else 0.8 * self._step_s + 0.2 * elapsed
+
+    def _complete(self) -> bool:
+        answered = len(self.ids) - self._stepper.prompt_len
+        return answered >= self._request.max_tokens or (answered > 0 and self.ids[-1] in self._request.eos_ids)
+
+    def _why_complete(self) -> str:
+        answered = len(self.ids) > self._stepper.prompt_len
+        return "stop" if answered and self.ids[-1] in self._request.eos_ids else "length"
+
+    def _done(self, reason: str) -> list[Effect]:
+        self.over = True
+        return [Finish(reason), *self._ends(self._touched)]
+
+    def _fail(self, error: MeshdError) -> list[Effect]:
+        self.over = True
+        return [Fail(error), *self._ends(self._touched)]
+
+    def _ends(self, nodes: Iterable[NodeId]) -> list[Effect]:
+        nodes = list(nodes)
+        for node in nodes:
+            self._touched.pop(node, None)
+            self._pulse.drop(node)
+            self._tickets.pop(node, None)
+        return [Send(node, End(self.session, self._number)) for node in nodes]
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, route: Route, swaps: tuple[Swap, ...], now: float, *, replayed: int = 0) -> list[Effect]:
+        """Start an attempt from what the exit has acknowledged."""
+        self._number += 1
+        self._current = Attempt(self._number, route, self._acked, now, swaps, replayed)
+        self._attempts[self._number] = self._current
+        self._progress(now)
+        return [*self._watch(route, now), *self._pump(now)]
+
+    def _watch(self, route: Route, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for hop in route:
+            self._touched[hop.node_id] = None
+            if self._pulse.watch(hop.node_id, now):
+                self._ticket += 1
+                self._tickets[hop.node_id] = self._ticket
+                effects.append(Watch(hop.node_id, self._ticket))
+        return effects
+
+    def _pump(self, now: float) -> list[Effect]:
+        """Send what may be sent over the current route."""
+        attempt, effects = self._current, list[Effect]()
+        if attempt.dead:
+            return effects
+        while attempt.sent < len(self.ids) and attempt.sent < self._acked + WINDOW_ROWS:
+            n = min(CHUNK_ROWS - attempt.sent % CHUNK_ROWS, len(self.ids) - attempt.sent)
+            step = self._stepper.step(attempt.number, attempt.route, attempt.sent, n, self._remaining_s(now))
+            attempt.sent += n
+            attempt.unacked.append((step.seq, step.end))
+            effects.append(Send(attempt.route[0].node_id, step))
+        return effects
+
+    def _onward(self, now: float) -> list[Effect]:
+        """The next token: over the prepared route if that is ready."""
+        prepared = self._prepared
+        if prepared and (now >= prepared.until or prepared.ready):
+            self._prepared = None
+            self._prepare_at = now + 1.0
+            if prepared.ready:
+                return self._begin(prepared.route, prepared.swaps, now)
+        self._current.began = now
+        effects = self._pump(now)
+        draining = {node for node in self._current.nodes if self._replicas.draining(node)}
+        if draining and self._prepared is None and now >= self._prepare_at and not self._current.dead:
+            effects += self._prepare(draining, now)
+        return effects
+
+    def _prepare(self, draining: set[NodeId], now: float) -> list[Effect]:
+        """Have newcomers filled while the old route runs."""
+        avoid = draining | self._blame.avoid(self._replicas, now)
+        found = reroute(self.route, draining, reason="drain", replicas=self._replicas, tiers=[avoid, draining], now=now)
+        self._prepare_at = now + 1.0
+        if found.missing or not found.swaps:
+            return []
+        self._number += 1
+        self._prepared = _Prepared(self._number, found.route, found.swaps, now + PREPARE_S)
+        step = self._stepper.step(self._number, found.route, self._acked, 0, PREPARE_S)
+        return [*self._watch(found.route, now), Send(found.route[0].node_id, step)]
+
+    # --- trouble ------------------------------------------------------------------------------------------------------
+
+    def _lose(self, nodes: set[NodeId], why: Why, reporter: NodeId, now: float) -> list[Effect]:
+        """``nodes`` are out of every attempt that they were in."""
+        for node in nodes:
+            self._blame.add(node, why, self._replicas, now)
+            self._pulse.drop(node)
+            self._tickets.pop(node, None)
+            if why is not Why.FULL:
+                self._replicas.penalise(node, reporter=reporter, now=now)
+        for attempt in self._attempts.values():
+            attempt.dead = attempt.dead or bool(attempt.nodes & nodes)
+        if self._prepared and nodes & {hop.node_id for hop in self._prepared.route}:
+            self._prepared = None
+        if not self._current.dead or self._stuck:
+            return []
+        bad = frozenset(nodes & self._current.nodes)
+        return self._replace(bad, _REASONS[why], reporter, now)
+
+    def _replace(self, bad: frozenset[NodeId], reason: str, reporter: NodeId, now: float) -> list[Effect]:
+        found = self._find(bad, reason, reporter, now)
+        if not found.missing:
+            begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
+            return [Failover(found.swaps, found.route, hedge=False), *begun]
+        older = [attempt for attempt in self._attempts.values() if not attempt.dead]
+        if older:  # a slow route still runs: better late than never
+            self._current = older[-1]
+            self._progress(now)
+            return []
+        if any(self._replicas.pending(layers) for layers in found.missing):
+            self._stuck = _Stuck(bad, reason, now + PENDING_S, now + RETRY_S)
+            return []
+        return self._fail(self._unavailable(found.missing, bad, pending=False))
+
+    def _retry(self, stuck: _Stuck, now: float) -> list[Effect]:
+        """Try again to find the layers that are about to be proven."""
+        if now < stuck.again_at:
+            return []
+        found = self._find(stuck.bad, stuck.reason, self._self, now)
+        if not found.missing:
+            self._stuck = None
+            begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
+            return [Failover(found.swaps, found.route, hedge=False), *begun]
+        if now >= stuck.until:
+            return self._fail(self._unavailable(found.missing, stuck.bad, pending=True))
+        self._stuck = _Stuck(stuck.bad, stuck.reason, stuck.until, now + RETRY_S)
+        return []
+
+    def _find(self, bad: frozenset[NodeId], reason: str, reporter: NodeId, now: float) -> Rerouted:
+        """The tiers of `recovery`, strictest first."""
+        route, replicas = self.route, self._replicas
+        avoid = bad | self._blame.avoid(replicas, now)
+        found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[avoid, bad], now=now)
+        if found.missing and reason == "reset" and reporter != self._self and reporter not in bad:
+            around = reroute(route, {reporter}, reason=reason, replicas=replicas, tiers=[avoid | {reporter}], now=now)
+            found = found if around.missing else around
+        if found.missing:
+            hopeless = {node for node in bad if not self._blame.may_retry(node)}
+            if hopeless != bad:
+                found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[hopeless], now=now)
+        return found
+
+    def _unavailable(self, missing: tuple[LayerRange, ...], bad: frozenset[NodeId], *, pending: bool) -> MeshdError:
+        if any(self._blame.full(node) for node in bad):
+            return Busy(f"no room for another session at layers {', '.join(map(str, missing))}")
+        return StageUnavailable(list(missing), pending=pending)
+
+    def _ask(self, now: float) -> list[Effect]:
+        self._ask_at = now + ASK_EVERY_S
+        return [
+            Send(node, Ask(self.session, attempt.number, seq))
+            for attempt in self._attempts.values()
+            if not attempt.dead and (seq := attempt.oldest()) is not None
+            for node in sorted(attempt.nodes)
+        ]
+
+    def _suspect(self, now: float) -> list[Effect]:
+        """Nothing has moved for too long: who holds it up?"""
+        self._hedge_wait *= 2.0
+        self._hedge_at = now + self._patience_s() * self._hedge_wait
+        if self._current.dead:
+            return []
+        for hop in self.route:
+            phase = self._phase(hop)
+            if phase is Phase.NEEDING:
+                return []  # it repeats its Need by itself
+            if phase is Phase.UNSEEN:
+                return self._again(now)
+            if phase is not Phase.SENT:
+                reason = "silent" if self._pulse.quiet(hop.node_id, now) else "slow"
+                return self._hedge({hop.node_id}, reason, now)
+        return self._again(now)
+
+    def _phase(self, hop: Hop) -> Phase | None:
+        report = self._current.reports.get((hop.node_id, hop.layers))
+        if report is None:
+            silent = not any(node == hop.node_id for node, _ in self._current.reports)
+            return None if silent else Phase.UNSEEN
+        return report[0]
+
+    def _again(self, now: float) -> list[Effect]:
+        """A message was lost on the way: the same route, the same step, a new attempt."""
+        old = self._current
+        old.dead = True
+        return self._begin(old.route, old.swaps, now, replayed=old.replayed)
+
+    def _hedge(self, slow: set[NodeId], reason: str, now: float) -> list[Effect]:
+        live = [attempt for attempt in self._attempts.values() if not attempt.dead]
+        if self._current.dead or len(live) >= MAX_LIVE:
+            return []
+        self._tried |= slow
+        for node in slow:
+            self._blame.add(node, None, self._replicas, now)
+        strict = self._tried | self._blame.avoid(self._replicas, now)
+        swappable = {node for node in slow if self._replaceable(node, strict, now)}
+        if not swappable:
+            return []
+        found = reroute(
+            self.route, swappable, reason=reason, replicas=self._replicas, tiers=[strict, self._tried], now=now
+        )
+        if found.missing:
+            return []
+        self.hedges += 1
+        begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
+        return [Failover(found.swaps, found.route, hedge=True), *begun]
+
+    def _replaceable(self, node: NodeId, strict: set[NodeId], now: float) -> bool:
+        found = reroute(self.route, {node}, reason="", replicas=self._replicas, tiers=[strict, self._tried], now=now)
+        return not found.missing
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _progress(self, now: float) -> None:
+        self._progress_at = now
+        self._ask_at = now + ASK_AFTER_S
+        self._hedge_at = now + self._patience_s()
+
+    def _patience_s(self) -> float:
+        """How long may pass without progress."""
+        under_way = self._current.unacked[-1][1] - self._acked if self._current.unacked else 0
+        rows = max(0, under_way - 1) + self._current.replayed
+        return max(HEDGE_S, HEDGE_FACTOR * (self._step_s + rows * self._row_s))
+
+    def _live_nodes(self) -> set[NodeId]:
+        return {node for attempt in self._attempts.values() if not attempt.dead for node in attempt.nodes}
+
+    def _remaining_s(self, now: float) -> float:
+        return min(self._expires, self._token_due) - now
+
+    def _lateness(self, now: float) -> str:
+        where = next((hop for hop in self.route if self._phase(hop) is not Phase.SENT), self.route[0])
+        waited = now - self._began
+        return f"no token for {waited:.1f} s: waiting for layers {where.layers} at node {where.node_id[:8]}"
+
+
+_REASONS: Final = {
+    Why.RESET: "reset",
+    Why.REFUSED: "reset",
+    Why.STALE: "reset",
+    Why.ENGINE: "reset",
+    Why.SILENT: "silent",
+    Why.FULL: "full",
+}
