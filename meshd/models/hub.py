@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from meshd.errors import LocalError, ModelNotFound, ModelRefused
 from meshd.models.headers import INDEX_FILE, JSON_CAP_BYTES, SINGLE_FILE, parse_index_untrusted, parse_json_untrusted
@@ -119,11 +118,16 @@ class HubRepository:
             ) from error
         except errors.EntryNotFoundError:
             return None
+        except errors.HfHubHTTPError as error:
+            if error.response is not None and error.response.status_code == 404:  # a mirror that gives no reason
+                return None
+            raise LocalError(f"{self.endpoint} refuses {self.repository}/{name}: {_line(error)}") from error
         except Exception as error:  # the library lets its HTTP client's own errors through, whichever that is
             raise LocalError(f"{self.endpoint} cannot be reached for {self.repository}: {_line(error)}") from error
-        if about.size is None or about.etag is None:
-            raise LocalError(f"{self.endpoint} does not say size and etag of {self.repository}/{name}")
-        return _Remote(name, about.location, about.commit_hash or self._commit, about.etag, about.size)
+        if about.size is None:
+            raise LocalError(f"{self.endpoint} does not say the size of {self.repository}/{name}")
+        commit = about.commit_hash or self._commit
+        return _Remote(name, url, commit, about.etag or f"{commit} {name}", about.size)
 
     def _held_bytes(self, remote: _Remote) -> int:
         for path in (self._whole(remote), self._part(remote)):
@@ -179,8 +183,8 @@ class HubRepository:
         headers = {**utils.build_hf_headers(), "Accept-Encoding": "identity"}
         if have:
             headers["Range"] = f"bytes={have}-"
-        if urlsplit(remote.url).netloc != urlsplit(self.endpoint).netloc:
-            headers.pop("authorization", None)  # a storage host is not told the hub's token
+        # The hub's own address each time: it redirects to a storage host with a signature that expires, and the client keeps
+        # the token to itself there.
         session = utils.get_session()
         with session.stream("GET", remote.url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as answer:
             utils.hf_raise_for_status(answer)
