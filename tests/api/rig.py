@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +150,16 @@ def served(rig: Rig, *, guards: Guards | None = None, limits: Limits | None = No
 def client(rig: Rig, *, guards: Guards | None = None, limits: Limits | None = None) -> Iterator[httpx.Client]:
     with served(rig, guards=guards, limits=limits) as url, httpx.Client(base_url=url, trust_env=False) as http:
         yield http
+
+
+def raw_get(http: httpx.Client, target: str) -> tuple[int, Any]:
+    """Status and document of a target sent as it stands: clients tidy up dots and slashes first."""
+    url = http.base_url
+    with socket.create_connection((url.host, url.port or 80), timeout=10) as stream:
+        stream.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        data = b"".join(iter(lambda: stream.recv(65536), b""))
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
 
 
 def events_of(text: str) -> list[str]:
