@@ -1,0 +1,162 @@
+"""Lets another entry of the room answer a request that this node cannot own, over the link between them.
+
+The stream's first message is the request; the answer comes back as ``start`` (status and headers) and ``part`` messages, as the
+other side's handler makes them. Leaving either side cancels the other: the client's disconnect travels all the way. The node
+that was asked checks the key; the link proves that it is a member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import trio
+
+from meshd.api.app import App
+from meshd.api.message import Headers, Request, Response, Writer, error_response, leaf_error
+from meshd.directory import Directory, Member
+from meshd.errors import BadFrame, LinkLost, MeshdError, NotReady
+from meshd.links.wire import Link, Links, Message, Stream
+from meshd.vocabulary import NodeId
+
+KIND: Final = "http"
+_FORWARDED: Final = ("content-type", "accept", "x-request-id")  # nothing else of a request's headers concerns its owner
+
+
+class Passer:
+    """Implements `meshd.api.node.PassOn`. Entries are tried nearest first; one that cannot be reached costs only time."""
+
+    def __init__(self, links: Links, directory: Callable[[], Directory]) -> None:
+        self._links = links
+        self._directory = directory
+
+    async def __call__(self, request: Request, writer: Writer, *, digest: str) -> Response | None:
+        last: MeshdError | None = None
+        for member in entries(self._directory(), digest):
+            try:
+                link = await self._links.get(member.node_id)
+                return await _hand_over(link, request, writer)
+            except (LinkLost, NotReady) as error:
+                if writer.started:
+                    raise
+                last = error
+        raise NotReady(last.message if last else "no node of this room can take requests for this model now")
+
+
+def entries(directory: Directory, digest: str) -> list[Member]:
+    """Who can own a request for the model, nearest first."""
+    found = [
+        member
+        for member in directory.peers
+        if member.advert.entry and member.advert.digest and digest in ("", member.advert.digest) and _present(member)
+    ]
+    return sorted(found, key=lambda member: (member.last_resort, member.rtt_ms or 0.0, member.node_id))
+
+
+def _present(member: Member) -> bool:
+    return member.state in ("alive", "suspect") and not member.advert.draining and member.incompatible is None
+
+
+async def _hand_over(link: Link, request: Request, writer: Writer) -> Response | None:
+    headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
+    head = {
+        "method": request.method,
+        "path": request.path,
+        "headers": headers,
+        "id": request.request_id,
+        "tenant": request.tenant,
+    }
+    stream = await link.open(Message(KIND, head, request.body))
+    try:  # our side stays open: its cancelling is how the entry learns that the client left
+        while (message := await stream.receive()) is not None:
+            if message.kind == "whole":
+                status, pairs = _start_untrusted(message.head)
+                return Response(status, message.body, pairs)
+            if message.kind == "start":
+                await writer.start(*_start_untrusted(message.head))
+            else:
+                await writer.send(message.body)
+        return None
+    finally:
+        stream.cancel()
+
+
+def _start_untrusted(head: Mapping[str, Any]) -> tuple[int, Headers]:
+    status, pairs = head.get("status"), head.get("headers")
+    if not isinstance(status, int) or not 200 <= status <= 599 or not isinstance(pairs, list) or len(pairs) > 32:
+        raise BadFrame("a passed-on answer without a status")
+    found = []
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise BadFrame("a passed-on answer with damaged headers")
+        if any(ord(char) < 32 for text in pair for char in text):
+            raise BadFrame("a passed-on answer with control characters in its headers")
+        found.append((pair[0], pair[1]))
+    return status, tuple(found)
+
+
+# --- the entry's side -------------------------------------------------------------------------------------------------
+
+
+class _StreamWriter:
+    """A `Writer` whose client is at the other end of a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._started = False
+
+    @property
+    def started(self) -> bool:
+        return self._started
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self._started = True
+        await self._stream.send(Message("start", {"status": status, "headers": [list(pair) for pair in headers]}))
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send(Message("part", body=data))
+
+
+async def take_over(app: App, peer: NodeId, message: Message, stream: Stream) -> None:
+    """Answer a request that ``peer`` passed on. Cancelled when the peer leaves."""
+    writer = _StreamWriter(stream)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_when_left, stream, nursery.cancel_scope)
+        try:
+            response = await app.take_over(_request_untrusted(message, peer), writer)
+        except Exception as error:
+            known = leaf_error(error)
+            if known is None or writer.started:
+                raise
+            response = error_response(known)
+        if response is not None:
+            head = {"status": response.status, "headers": [list(pair) for pair in response.headers]}
+            await stream.send(Message("whole", head, response.body))
+        await stream.end()
+        nursery.cancel_scope.cancel()
+
+
+async def _cancel_when_left(stream: Stream, scope: trio.CancelScope) -> None:
+    try:
+        while await stream.receive() is not None:
+            pass
+    except MeshdError:
+        scope.cancel()
+
+
+def _request_untrusted(message: Message, peer: NodeId) -> Request:
+    head = message.head
+    texts = {key: head.get(key) for key in ("method", "path", "id", "tenant")}
+    headers = head.get("headers")
+    if not all(isinstance(text, str) for text in texts.values()) or not isinstance(headers, dict):
+        raise BadFrame("a passed-on request that is not one")
+    return Request(
+        method=str(texts["method"]),
+        path=str(texts["path"]),
+        headers={name: str(headers[name]) for name in _FORWARDED if name in headers},
+        body=message.body,
+        client=f"node {peer}",
+        request_id=str(texts["id"]),
+        tenant=str(texts["tenant"]),
+        passed_on=True,
+    )

@@ -1,0 +1,100 @@
+"""Starts the engine that holds a range: the rehearsal model in this process, any other in a worker.
+
+Owns the arithmetic between the capacity given to meshd and what a worker may take; refuses before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import trio
+
+from meshd.config import Config
+from meshd.election.capacity import RUNTIME_MB, check_fit, measured_capacity_mb, weight_budget
+from meshd.election.settings import Settings
+from meshd.errors import ModelRefused
+from meshd.inference.engine import Engine
+from meshd.inference.hash_engine import HashEngine
+from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
+from meshd.node.model import Served
+from meshd.vocabulary import MB, LayerRange
+
+
+def election_settings(config: Config) -> Settings:
+    """The election's numbers as this node was told them."""
+    return Settings(
+        target_replicas=config.target_replicas, kv_reserve=config.kv_reserve, lane_fraction=config.lane_fraction
+    )
+
+
+def capacity_mb(config: Config) -> int:
+    """What weights and KV may take: told, else what is free now, less the runtime and a reserve for the device."""
+    if config.capacity_mb is not None:
+        return config.capacity_mb
+    return measured_capacity_mb(available_mb())
+
+
+def available_mb() -> float:
+    """Free memory of this device, or of its cgroup where that is less."""
+    free: float = psutil.virtual_memory().available / MB
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        if limit != "max":
+            used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii")
+            free = min(free, (int(limit) - int(used)) / MB)
+    except (OSError, ValueError):
+        pass  # no cgroup v2: the device's memory is what there is
+    return free
+
+
+class StageLoader:
+    """Makes engines for one served model. ``nursery`` holds the workers' tasks."""
+
+    def __init__(
+        self,
+        config: Config,
+        served: Callable[[], Served | None],
+        capacity: int,
+        nursery: trio.Nursery,
+        log: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._served = served
+        self._capacity_mb = capacity
+        self._nursery = nursery
+        self._log = log
+
+    async def __call__(self, layers: LayerRange, generation: int, progress: Callable[[str, float], None]) -> Engine:
+        served = self._served()
+        if served is None:
+            raise ModelRefused("there is no model to load")
+        settings = election_settings(self._config)
+        check_fit(served.spec, layers, self._capacity_mb, settings)
+        kv_bytes = math.floor(self._capacity_mb * MB) - weight_budget(self._capacity_mb, settings)
+        if served.rehearsal is not None:
+            model = served.rehearsal
+            return HashEngine(
+                served.spec, layers, seed=model.seed, step_ms=model.step_ms, generation=generation, kv_bytes=kv_bytes
+            )
+        if served.folder is None:
+            raise ModelRefused(f"{served.spec.name} has no folder in the store")
+        return await WorkerEngine.spawn(
+            self._nursery,
+            served.folder,
+            served.spec,
+            layers,
+            generation=generation,
+            log=self._log,
+            options=WorkerOptions(
+                dtype=self._config.dtype,
+                threads=self._config.threads or 0,
+                deterministic=self._config.deterministic,
+                memory_bytes=(self._capacity_mb + RUNTIME_MB) * MB,
+                kv_bytes=kv_bytes,
+                max_batch=self._config.max_batch or self._config.max_sessions,
+            ),
+            progress=lambda share: progress("loading", share),
+        )
