@@ -33,7 +33,7 @@ def convert_gguf(
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     shapes = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
     layout = read_layout(metadata, shapes)
-    tokenizer, tokenizer_config = tokenizer_files(metadata)
+    tokenizer = tokenizer_files(metadata)
     plans = sorted(_plans(reader, layout), key=lambda plan: _reading_order(plan.name))
     total = sum(plan.size_bytes for plan in plans)
     if require_room is not None:
@@ -44,8 +44,9 @@ def convert_gguf(
         None if progress is None else lambda done: progress("convert", done, total),
     )
     _write_json(target / "config.json", layout.config)
-    _write_json(target / "tokenizer.json", tokenizer)
-    _write_json(target / "tokenizer_config.json", tokenizer_config)
+    if tokenizer is not None:
+        _write_json(target / "tokenizer.json", tokenizer[0])
+        _write_json(target / "tokenizer_config.json", tokenizer[1])
     generation = {key: value for key, value in layout.config.items() if key.endswith("_token_id")}
     _write_json(target / "generation_config.json", generation)
 

@@ -9,14 +9,15 @@ Sources: llama.cpp ``src/llama-vocab.cpp`` (regular expressions by name), transf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from meshd.errors import ModelRefused
+from meshd.models.gguf_sentencepiece import sentencepiece_bpe
 
 Json = dict[str, Any]
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # llama.cpp's token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # llama.cpp's token types
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,32 +45,35 @@ _PRE_TOKENIZERS: Final[Mapping[str, Json]] = {
 }
 
 
-def tokenizer_files(metadata: Mapping[str, Any]) -> tuple[Json, Json]:
-    """``(tokenizer.json, tokenizer_config.json)`` of a GGUF."""
+def tokenizer_files(metadata: Mapping[str, Any]) -> tuple[Json, Json] | None:
+    """``(tokenizer.json, tokenizer_config.json)`` of a GGUF; None for one that has no tokenizer."""
     model = metadata.get("tokenizer.ggml.model")
+    if model in (None, "none", "no_vocab"):
+        return None
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)]
     if len(types) != len(tokens):
         raise ModelRefused(f"GGUF key 'tokenizer.ggml.token_type' has {len(types)} entries for {len(tokens)} tokens")
     if len(set(tokens)) != len(tokens):
         raise ModelRefused("GGUF key 'tokenizer.ggml.tokens' names a token twice")
-    if model != "gpt2":
+    steps = _STEPS.get(str(model))
+    if steps is None:
         raise ModelRefused(
-            f"GGUF tokenizer {model!r} cannot be converted (only 'gpt2', byte-level BPE); "
+            f"GGUF tokenizer {model!r} cannot be converted (only {', '.join(sorted(_STEPS))}); "
             "pull the model's safetensors checkpoint instead"
         )
-    adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
+    adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", model == "llama"))
     bos_id = metadata.get("tokenizer.ggml.bos_token_id")
     pipeline: Json = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added_token(index, tokens[index], special=kind == _CONTROL)
+            _added_token(index, tokens[index], special=kind != _USER_DEFINED)
             for index, kind in enumerate(types)
-            if kind in (_CONTROL, _USER_DEFINED)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ],
-        **_byte_level_bpe(metadata, tokens),
+        **steps(metadata, tokens),
         "post_processor": _bos_template(tokens, bos_id) if adds_bos and bos_id is not None else None,
     }
     return pipeline, _tokenizer_config(metadata, tokens, adds_bos=adds_bos)
@@ -101,6 +105,13 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Json:
             "merges": merges,
         },
     }
+
+
+_STEPS: Final[Mapping[str, Callable[[Mapping[str, Any], Sequence[str]], Json]]] = {
+    "gpt2": _byte_level_bpe,
+    "llama": sentencepiece_bpe,
+}
+"""llama.cpp's tokenizer model -> the pipeline without its ends."""
 
 
 def _added_token(index: int, text: str, *, special: bool) -> Json:

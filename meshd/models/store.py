@@ -148,6 +148,7 @@ class ModelStore:
             registry = self._registry()
             former = registry.get(name)
             if target.exists():
+                _keep_qspec(target, folder)
                 self._replace(target, folder)
             else:
                 folder.rename(target)
@@ -276,6 +277,12 @@ def disk_errors(root: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StateError(f"the model store {root} cannot be written: {error}") from error
         raise
+
+
+def _keep_qspec(old: Path, new: Path) -> None:
+    """The digest is the same, so what was recorded of the old copy holds for the new one."""
+    if (old / QSPEC_FILE).is_file() and not (new / QSPEC_FILE).exists():
+        shutil.copyfile(old / QSPEC_FILE, new / QSPEC_FILE)
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -134,6 +134,44 @@ def test_a_begin_token_is_added_where_the_gguf_says_so(tmp_path: Path) -> None:
     assert tokenizer.encode("a", add_special_tokens=False).ids == [3]
 
 
+PIECES = {"<unk>": 0.0, "<s>": 0.0, "</s>": 0.0, "<0x0A>": 0.0, "\u2581": -9.0, "a": -9.0, "b": -9.0, "c": -9.0}
+PIECES |= {"ab": -1.0, "bc": -2.0, "\u2581a": -3.0, "\u2581abc": -4.0, "abc": -5.0}
+
+
+def sentencepiece(writer: Any, *, prefix: bool = True) -> None:
+    writer.kv_data[0].pop("tokenizer.ggml.pre")
+    writer.kv_data[0].pop("tokenizer.ggml.merges")
+    for key in ("model", "tokens", "token_type"):
+        writer.kv_data[0].pop(f"tokenizer.ggml.{key}")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(list(PIECES))
+    writer.add_token_scores(list(PIECES.values()))
+    writer.add_token_types([2, 3, 3, 6, *[1] * (len(PIECES) - 4)])
+    writer.add_add_space_prefix(prefix)
+
+
+def test_a_sentencepiece_tokenizer_merges_by_score(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tensors = matrices(np.random.default_rng(1)) | {"token_embd.weight": np.ones((len(PIECES), HIDDEN), np.float32)}
+    converted(write_gguf(tmp_path / "x.gguf", tensors, change=sentencepiece), tmp_path / "m")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "m/tokenizer.json"))
+    assert tokenizer.encode("abc\nb").tokens == ["<s>", "\u2581abc", "<0x0A>", "b"]
+    assert tokenizer.encode("abc</s>", add_special_tokens=False).tokens == ["\u2581abc", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("a bc\n abc").ids) == "a bc\n abc"
+    converted(write_gguf(tmp_path / "y.gguf", tensors, change=lambda w: sentencepiece(w, prefix=False)), tmp_path / "n")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "n/tokenizer.json"))
+    assert tokenizer.encode("abc", add_special_tokens=False).tokens == ["abc"]
+
+
+def test_a_gguf_without_a_tokenizer_is_a_model_without_one(tmp_path: Path) -> None:
+    def drop(writer: Any) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.model")
+
+    converted(write_gguf(tmp_path / "x.gguf", matrices(np.random.default_rng(1)), change=drop), tmp_path / "m")
+    assert not (tmp_path / "m/tokenizer.json").exists()
+    assert read_spec(open_folder(tmp_path / "m"), "m", "d").eos_ids == (2,)
+
+
 @pytest.mark.parametrize(
     ("architecture", "pre", "change", "said"),
     [

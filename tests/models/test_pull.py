@@ -55,6 +55,12 @@ def test_pulling_again_takes_the_newer_one(tmp_path: Path, store: ModelStore) ->
     assert leftovers(store) == [second.path.name]
 
 
+def test_a_recorded_qspec_outlives_a_second_pull(tmp_path: Path, store: ModelStore) -> None:
+    folder = write_model(tmp_path / "m")
+    pull(str(folder), store, record=record)
+    assert pull(str(folder), store).qspec.read_bytes() == b"recorded"
+
+
 def test_a_model_with_a_missing_file_serves_its_other_layers(tmp_path: Path, store: ModelStore) -> None:
     folder = write_model(tmp_path / "m", files=4)
     (folder / "model-00003-of-00004.safetensors").unlink()
