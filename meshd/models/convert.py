@@ -20,9 +20,7 @@ from meshd.errors import ModelRefused
 from meshd.models.checkpoint_writer import TensorPlan, write_safetensors
 from meshd.models.gguf_layout import Layout, read_layout
 from meshd.models.gguf_tokenizer import tokenizer_files
-
-Progress = Callable[[str, int, int], None]
-"""``(stage, done_bytes, total_bytes)``."""
+from meshd.models.progress import Progress
 
 
 def convert_gguf(

@@ -21,12 +21,10 @@ from meshd.models.manifest import (
     read_manifest,
     tokenizer_sha256,
 )
+from meshd.models.progress import Progress
 from meshd.models.spec import open_folder, read_spec
 from meshd.models.tensor_hashes import TensorHashes
 from meshd.vocabulary import LayerRange
-
-Progress = Callable[[str, int, int], None]
-"""``(stage, done_bytes, total_bytes)``."""
 
 
 def make_manifest(

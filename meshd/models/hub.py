@@ -23,10 +23,8 @@ from typing import Final
 from meshd.errors import LocalError, ModelNotFound, ModelRefused
 from meshd.models.headers import INDEX_FILE, JSON_CAP_BYTES, SINGLE_FILE, parse_index_untrusted, parse_json_untrusted
 from meshd.models.manifest import TOKENIZER_FILES
+from meshd.models.progress import Progress
 from meshd.models.spec import refuse_unsafe
-
-Progress = Callable[[str, int, int], None]
-"""``(stage, done_bytes, total_bytes)``."""
 
 SMALL_FILES: Final = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 

@@ -27,12 +27,10 @@ from meshd.models.finite import refuse_not_finite
 from meshd.models.headers import INDEX_FILE, SINGLE_FILE
 from meshd.models.hub import SMALL_FILES, HubRepository
 from meshd.models.manifest import MANIFEST_FILE, write_manifest
+from meshd.models.progress import Progress
 from meshd.models.spec import open_folder
 from meshd.models.store import QSPEC_FILE, ModelStore, StoredModel, disk_errors
 from meshd.vocabulary import is_model_name
-
-Progress = Callable[[str, int, int], None]
-"""``(stage, done_bytes, total_bytes)``."""
 
 Record = Callable[[Path], None]
 """Writes ``qspec.safetensors`` into the model folder it is given."""

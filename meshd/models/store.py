@@ -79,7 +79,10 @@ class ModelStore:
         return [model for name in sorted(self._registry()) if (model := self._read(name)) is not None]
 
     def find(self, name: str) -> StoredModel | None:
-        """The model of that name, ``@dtype`` allowed; None when there is none or the text is no model name."""
+        """The model of that name, ``@dtype`` allowed; None when there is none or the text is no model name.
+
+        Reads and checks the manifest (milliseconds; a tenth of a second with 50,000 tensors): keep the answer.
+        """
         if not is_model_name(name):
             return None
         base, _, dtype = name.partition("@")
