@@ -8,7 +8,7 @@ with the last one. Raises what the chain raises.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -25,7 +25,7 @@ from meshd.chain.request import (
     Timings,
     Tokens,
 )
-from meshd.errors import PeerError
+from meshd.errors import MeshdError, PeerError
 from meshd.inference.detokenize import Detokenizer
 from meshd.inference.engine import Choice
 from meshd.inference.text import Text
@@ -143,7 +143,8 @@ class Answer:
         self.finish_reason = "stop"
         if isinstance(self._events, Stoppable):
             self._events.stop()
-            with trio.move_on_after(_REPORT_S):
+            # The text is complete: neither silence nor an error of the chain takes that back.
+            with trio.move_on_after(_REPORT_S), suppress(MeshdError):
                 async for event in self._events:
                     if isinstance(event, Finished):
                         self.report = event

@@ -25,7 +25,7 @@ from meshd.api.message import Headers, Request, Response, Writer, json_response
 from meshd.api.node import Node
 from meshd.api.openai import CHAT, COMPLETION, answer_openai, model_json, models_json
 from meshd.api.openai_read import read_chat, read_completion
-from meshd.errors import CallerError, MethodNotAllowed, ModelNotFound, NotFound, NotReady, StageUnavailable
+from meshd.errors import MethodNotAllowed, ModelNotFound, NotFound, NotReady, StageUnavailable
 from meshd.vocabulary import is_model_name
 
 Reply = Awaitable[Response | None]
@@ -61,11 +61,18 @@ class WrongMethod(MethodNotAllowed):
 class App:
     """The application that `HttpServer` serves."""
 
-    def __init__(self, node: Node, guards: Guards | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        guards: Guards | None = None,
+        *,
+        limits: Limits | None = None,
+        max_requests: int = MAX_REQUESTS,
+    ) -> None:
         self._node = node
         self._guards = guards or Guards()
         self._body_bytes = (limits or Limits()).body_bytes
-        self._owned = Budget(MAX_REQUESTS, "requests")
+        self._owned = Budget(max_requests, "requests")
         self._streams = Budget(MAX_EVENT_STREAMS, "event streams")
         self._routes: dict[str, dict[str, Route]] = {}
         for route in self._table():
@@ -113,7 +120,7 @@ class App:
         async def answer(request: Request, writer: Writer) -> Response | None:
             return await route.handler(replace(request, tenant=tenant), writer)
 
-        return Plan(route.body_bytes or self._body_bytes, answer, health=route.health)
+        return Plan(route.body_bytes or self._body_bytes, answer, health=route.health, live=route.live)
 
     def _find(self, head: Request) -> Route:
         path = _MODEL_PATH if head.path.startswith(_MODEL_PATH) else head.path
@@ -196,7 +203,9 @@ class App:
         directory, facts, spec = self._view()
         hive = views.hive_of(directory, facts, views.room_digest(directory, spec), spec)
         if hive.missing:
-            raise StageUnavailable(list(hive.missing))
+            gone = StageUnavailable(list(hive.missing))
+            gaps = [gap.json() for gap in hive.missing]
+            return json_response({"status": hive.status, "missing": gaps, "error": gone.json()}, status=gone.status)
         if not hive.whole:
             raise NotReady("this room has no model yet")
         return json_response({"status": "ready", "model": hive.model, "min_replicas": hive.min_replicas, "missing": []})
@@ -269,6 +278,4 @@ def _no_body(request: Request) -> None:
 
 def _plain(host: str) -> str:
     """A Host that can be pasted into a shell."""
-    if not all(char.isalnum() or char in ".:-[]" for char in host):
-        raise CallerError("the Host header is not a host")
-    return host
+    return host if all(char.isalnum() or char in ".:-[]" for char in host) else "127.0.0.1:8090"

@@ -43,11 +43,13 @@ _CROWDED_HEADER_S = 2.0  # a reserve place is for a health check, which has its 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the application will do with a request whose head it has seen. ``health``: answered even on a reserve place."""
+    """What the application will do with a request whose head it has seen. ``health``: answered even on a reserve place.
+    ``live``: never ends by itself, so a shutdown does not wait for it."""
 
     body_bytes: int
     answer: Callable[[Request, Writer], Awaitable[Response | None]]
     health: bool = False
+    live: bool = False
 
 
 class Application(Protocol):
@@ -95,12 +97,18 @@ class Connection:
         self._client = _peer_address(stream)
         self._waiting = trio.CancelScope()
         self._finishing = False
+        self._out: _Out | None = None
+        self._live: trio.CancelScope | None = None
         self._first = True  # still waits for its first request
         self.idle_since: float | None = None
 
     def finish(self) -> None:
         """End after the running answer; at once if there is none."""
         self._finishing = True
+        if self._out is not None:
+            self._out.close = True
+        if self._live is not None:
+            self._live.cancel()
         if self.idle_since is not None:
             self.idle_since = None
             self._waiting.cancel()
@@ -121,7 +129,8 @@ class Connection:
 
     async def _exchange(self) -> bool:
         """One request and its answer; True if another may follow."""
-        out = _Out(self._stream, self._h11, self._limits.write_s)
+        out = self._out = _Out(self._stream, self._h11, self._limits.write_s)
+        out.close = self._crowded
         try:
             event = await self._read_head()
             if event is None:
@@ -242,9 +251,11 @@ class Connection:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
+            self._live = nursery.cancel_scope if plan.live else None
             lost = not await _guarded(plan, request, out)
+            self._live = None
             nursery.cancel_scope.cancel()
-        if left or lost:
+        if left or lost or out.unfinished:
             raise _Gone
 
     async def _client_leaves(self) -> None:
@@ -265,7 +276,7 @@ class Connection:
         if out.started:
             raise _Gone
         unread = self._h11.their_state is not h11.DONE
-        out.close = unread or self._crowded
+        out.close = out.close or unread
         await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
         if not unread:
             return
@@ -315,6 +326,11 @@ class _Out:
     @property
     def started(self) -> bool:
         return self._started
+
+    @property
+    def unfinished(self) -> bool:
+        """True when the answer was begun and broken off."""
+        return self._started and self._h11.our_state is h11.SEND_BODY
 
     def begin(self, head_only: bool, name: str) -> None:
         self._head_only = head_only

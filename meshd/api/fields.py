@@ -139,6 +139,8 @@ def token_ids(value: object, param: str, vocab_size: int) -> tuple[int, ...]:
     """Checked token ids."""
     if not isinstance(value, list):
         raise CallerError(f"{param} must be a list of token ids, not {shown(value)}", param=param)
+    if all(type(item) is int and 0 <= item < vocab_size for item in value):
+        return tuple(value)
     for index, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int):
             raise CallerError(f"{param}[{index}] must be a token id, not {shown(item)}", param=param)

@@ -89,14 +89,16 @@ class HttpServer:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve. Returns when `shutdown` has been called and the last connection is gone or its grace is over."""
-        with self._everything:
-            async with trio.open_nursery() as nursery:
-                with self._accepting:
-                    await trio.serve_listeners(
-                        self._serve, self._listeners, handler_nursery=nursery, task_status=_Ready(task_status)
-                    )
-        for listener in self._listeners:
-            listener.socket.close()
+        try:
+            with self._everything:
+                async with trio.open_nursery() as nursery:
+                    with self._accepting:
+                        await trio.serve_listeners(
+                            self._serve, self._listeners, handler_nursery=nursery, task_status=_Ready(task_status)
+                        )
+        finally:
+            for listener in self._listeners:
+                listener.socket.close()
 
     def shutdown(self) -> None:
         """Take no more connections, close idle ones, give running answers `Limits.grace_s`, then end. Idempotent."""

@@ -1,7 +1,7 @@
 """The room as JSON documents: pure functions of the directory and of what this node knows of itself.
 
 Counted for a model: this node once it is ready, and alive, admitted, compatible peers that serve the same digest. Names are
-labels (unique in the room) everywhere.
+labels (unique in the room) everywhere. ``nodes`` counts who is alive, with layers or without.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def hive_json(directory: Directory, facts: NodeFacts, spec: ModelSpec | None) ->
         "model": hive.model or None,
         "digest": hive.digest or None,
         "num_layers": hive.num_layers,
-        "nodes": len(hive.holders),
+        "nodes": sum(_in_room(member, directory, hive.digest) for member in present),
         "stages": [[*stage.layers.json(), stage.replicas] for stage in hive.stages],
         "covered": [layers.json() for layers in hive.covered],
         "missing": [layers.json() for layers in hive.missing],
@@ -145,6 +145,12 @@ def hive_json(directory: Directory, facts: NodeFacts, spec: ModelSpec | None) ->
         "entries": [name(member) for member in serving if member.advert.entry and not member.advert.draining],
         "others": _others(present, hive.digest),
     }
+
+
+def _in_room(member: Member, directory: Directory, digest: str) -> bool:
+    """Alive and of this model, or of none yet: an entry without layers is a node of the room too."""
+    alive = member.state is NodeStatus.ALIVE or member.node_id == directory.self_id
+    return alive and member.advert.digest in ("", digest)
 
 
 def _why_not_admitted(member: Member) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshd.api.connection import Plan
 from meshd.api.http import HttpServer, listen
@@ -37,7 +39,8 @@ class Echo:
     def plan(self, head: Request, authority: str | None) -> Plan:
         if head.path == "/refuse":
             raise CallerError("refused from the head")
-        return Plan(self.limits.body_bytes, self.answer, health=head.path == "/healthz")
+        live = head.path == "/live"
+        return Plan(self.limits.body_bytes, self.answer, health=head.path == "/healthz", live=live)
 
     async def answer(self, request: Request, writer: Writer) -> Response | None:
         self.requests.append(request)
@@ -48,6 +51,9 @@ class Echo:
             except trio.Cancelled:
                 self.cancelled.set()
                 raise
+        if request.path == "/live":
+            await writer.start(200, ())
+            await trio.sleep_forever()
         if request.path == "/stream":
             try:
                 await writer.start(200, (("Content-Type", "text/plain"),))
@@ -502,6 +508,33 @@ def test_shutdown_lets_a_running_answer_finish_and_closes_idle_connections() -> 
                 await test(server, app)
 
     trio.run(main)
+
+
+def test_shutdown_does_not_wait_for_what_never_ends() -> None:
+    async def main() -> None:
+        with trio.fail_after(10):  # far below the grace
+            async with serving(replace(SMALL, grace_s=1000)) as (server, app):
+                stream = await connect(server)
+                await stream.send_all(get("/live"))
+                await app.entered.wait()
+            await stream.aclose()
+
+    trio.run(main)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=1, max_size=300))
+def test_whatever_comes_in_the_server_goes_on(raw: bytes) -> None:
+    async def test(server: HttpServer, app: Echo) -> None:
+        async with await connect(server) as stream:
+            await stream.send_all(raw)
+            await stream.send_eof()
+            answer = await read_all(stream)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+        assert not answer.startswith(b"HTTP/1.1 5")
+        assert (await ask(server, get("/")))[0] == 200
+
+    run(test)
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

@@ -127,6 +127,7 @@ def test_what_else_a_hive_tells() -> None:
     ]
     assert told["others"] == [{"model": "big", "digest": "d2", "nodes": 1}]
     assert "n5" not in told["entries"]
+    assert told["nodes"] == 5
 
 
 def test_an_observer_sees_the_model_that_most_serve() -> None:
@@ -175,5 +176,5 @@ def test_the_documents_over_http() -> None:
         assert http.get("/v1/models").json()["data"] == []
     assert set(status) >= set(STATUS) | {"node_id", "name", "model", "layers", "state", "reason", "version", "uptime_s"}
     assert set(status["counters"]) >= {"recoveries", "replayed_tokens", "hedges", "rejected_datagrams"}
-    assert (gone.status_code, gone.json()["error"]["missing"]) == (503, [[15, 30]])
+    assert (gone.status_code, gone.json()["missing"], gone.json()["error"]["missing"]) == (503, [[15, 30]], [[15, 30]])
     assert (empty.status_code, empty.json()["error"]["code"]) == (503, "not_ready")
