@@ -22,11 +22,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from meshd.errors import Busy
 
 Tag = TypeVar("Tag", bound=Hashable)
+
+BLOCK_ROWS: Final = 32
+STALL_MS: Final = 250.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,20 @@ class Limits:
     max_batch: int = 32
     short_rows: int = 16  # a run with no more rows left than this is a decode step
     prefill_rows: int = 128  # measured best chunk of a pipeline of three: 128 to 256 rows
-    block_rows: int = 32  # chunks end on this grid where they can: a block that is cut is computed twice
+    block_rows: int = BLOCK_ROWS  # chunks end on this grid where they can: a block that is cut is computed twice
     max_queue: int = 256
     max_queue_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         if self.max_batch < 2 or self.prefill_rows < 1:
             raise ValueError("a tick needs room for a decode step and a chunk")
+
+
+def chunk_rows(measured_ms_64: float, most: int) -> int:
+    """How many rows of long runs a tick may take so that decoders wait for about `STALL_MS`: on a slow device fewer than
+    ``most``. ``measured_ms_64`` is what 64 rows take through all layers held."""
+    affordable = int(64 * STALL_MS / max(measured_ms_64, 1e-3))
+    return min(most, max(BLOCK_ROWS, affordable - affordable % BLOCK_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +94,10 @@ class Batcher(Generic[Tag]):
         return len(self._owner)
 
     def offer(self, tag: Tag, session: Hashable, *, start: int, n: int, emit: int, size_bytes: int = 0) -> None:
-        """Queue a run of ``n`` >= 1 rows that begins at position ``start``. Raises Busy when the queue is full."""
+        """Queue a run of ``n`` rows that begins at position ``start`` (0 rows: only its turn). Raises Busy when full."""
         if tag in self._owner:
             raise ValueError(f"{tag!r} is queued already")
-        if not 0 <= emit <= n or n < 1:
+        if not 0 <= emit <= n:
             raise ValueError(f"cannot emit {emit} of {n} rows")
         if len(self._owner) >= self.limits.max_queue:
             raise Busy(f"{len(self._owner)} runs wait for this stage already")

@@ -135,7 +135,7 @@ def run_message(run: Run) -> Message:
 def run_untrusted(message: Message) -> Run:
     """Read a RUN; whether its rows fit the model is the engine's to say."""
     head = message.head
-    n = integer_untrusted(head, "n", 1, _MAX_ROWS)
+    n = integer_untrusted(head, "n", 0, _MAX_ROWS)
     history = integer_untrusted(head, "history", 0, len(message.body) // 4, default=0)
     cut = len(message.body) - 4 * history
     return Run(

@@ -63,6 +63,11 @@ class TextEngine:
     def eos_ids(self) -> frozenset[int]:
         return self._eos_ids
 
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, while there is one."""
+        return self._child.pid if self._child is not None else None
+
     async def encode(self, text: str, *, special: bool = False) -> list[int]:
         answer = await self._call({"op": "encode", "text": text, "special": special}, _CALL_S)
         return list(answer["ids"])

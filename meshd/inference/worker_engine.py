@@ -32,6 +32,7 @@ RUNTIME_BYTES: Final = 330 * MB
 
 _MODULE: Final = "meshd.inference.worker"
 _STALLED_S: Final = 120.0  # loading makes progress or has failed: one tensor never takes that long to page in
+_ELEMENT_BYTES: Final = {"int8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _MAX_DROPS: Final = 1024
 _DYING_S: Final = 1.0
 _TIMING: Final = LinkTiming(idle_ping_s=0.25, idle_silence_s=30.0)
@@ -58,7 +59,7 @@ class WorkerOptions:
 
 def config_for(folder: Path, spec: ModelSpec, layers: LayerRange, options: WorkerOptions) -> codec.WorkerConfig:
     """What to tell the worker. Raises DoesNotFit, saying by how much."""
-    weights = spec.weight_bytes(layers)
+    weights = _weight_bytes(spec, layers, options.dtype)
     kv_bytes, private_bytes = options.kv_bytes, None
     if options.memory_bytes is not None:
         left = options.memory_bytes - RUNTIME_BYTES - weights
@@ -85,12 +86,19 @@ def config_for(folder: Path, spec: ModelSpec, layers: LayerRange, options: Worke
     )
 
 
+def _weight_bytes(spec: ModelSpec, layers: LayerRange, dtype: str) -> int:
+    stored = spec.weight_bytes(layers)
+    if dtype == "auto" or not (dtype in _ELEMENT_BYTES and spec.dtype in _ELEMENT_BYTES):
+        return stored
+    return stored * _ELEMENT_BYTES[dtype] // _ELEMENT_BYTES[spec.dtype]
+
+
 def _mb(size_bytes: int) -> int:
     return -(-size_bytes // MB)
 
 
 def _default_threads() -> int:
-    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  # without types; needed only when nobody says how many
+    import psutil  # noqa: PLC0415  # only when nobody says how many
 
     return max(1, (psutil.cpu_count(logical=False) or os.cpu_count() or 1) - 1)
 

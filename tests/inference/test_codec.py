@@ -87,7 +87,7 @@ def test_load_and_its_answer_survive_the_wire() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"n": 0},
+        {"n": -1},
         {"n": True},
         {"n": "3"},
         {"emit": 4},

@@ -15,11 +15,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.errors import EngineFailed, MeshdError
 from meshd.inference import codec
+from meshd.inference.batch import chunk_rows
 from meshd.inference.worker.link import Call, WorkerLink
 from meshd.inference.worker.vitals import Vitals
 from meshd.links.wire import Message
@@ -49,7 +51,8 @@ def main(arguments: list[str]) -> int:
 
         from meshd.inference.worker.loop import Loop  # noqa: PLC0415  # brings torch: not before LOAD is being answered
 
-        Loop(stage, link, config, vitals).run_forever()
+        rows = chunk_rows(loaded.layer_ms_64 * len(config.layers), config.prefill_rows)
+        Loop(stage, link, replace(config, prefill_rows=rows), vitals).run_forever()
     return 0
 
 

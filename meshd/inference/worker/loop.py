@@ -20,7 +20,16 @@ from typing import Any, Protocol
 
 import torch
 
-from meshd.errors import BadTensor, Busy, EngineFailed, MeshdError, NeedRows, PeerError, RangeNotHeld
+from meshd.errors import (
+    BadTensor,
+    Busy,
+    ContextLengthExceeded,
+    EngineFailed,
+    MeshdError,
+    NeedRows,
+    PeerError,
+    RangeNotHeld,
+)
 from meshd.inference import codec
 from meshd.inference.batch import Batcher, Limits, Slice
 from meshd.inference.engine import Choice, Ran, Run
@@ -146,7 +155,7 @@ class Loop:
         run = codec.run_untrusted(call.message)
         self._check_held(run.layers)
         if self._context and run.start + run.n > self._context:
-            raise BadTensor(f"position {run.start + run.n} is past the model's context of {self._context}")
+            raise ContextLengthExceeded(f"position {run.start + run.n} is past the model's context of {self._context}")
         if run.sampling is not None and run.layers.end != self._ends:
             raise BadTensor(f"tokens are drawn at the model's end, not after {run.layers}")
         rows = self._rows(run.layers, run.rows, run.n)

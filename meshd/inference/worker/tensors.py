@@ -19,6 +19,8 @@ def ids_untrusted(body: bytes, n: int, vocab_size: int) -> torch.Tensor:
     """``n`` int32 token ids as int64."""
     if len(body) != 4 * n:
         raise BadTensor(f"{n} token ids take {4 * n} bytes, not {len(body)}")
+    if n == 0:
+        return torch.empty(0, dtype=torch.int64)
     ids = torch.frombuffer(bytearray(body), dtype=torch.int32).long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         raise BadTensor(f"a token id outside 0..{vocab_size}")
@@ -30,6 +32,8 @@ def residual_untrusted(body: bytes, n: int, hidden_size: int, dtype: torch.dtype
     wanted = n * hidden_size * dtype.itemsize
     if len(body) != wanted:
         raise BadTensor(f"{n} rows of {hidden_size} {dtype} take {wanted} bytes, not {len(body)}")
+    if n == 0:
+        return torch.empty(0, hidden_size, dtype=dtype)
     rows = torch.frombuffer(bytearray(body), dtype=dtype).view(n, hidden_size)
     if not bool(torch.isfinite(rows).all()):
         raise BadTensor("rows that are not finite")

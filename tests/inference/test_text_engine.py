@@ -1,0 +1,165 @@
+"""The text worker as a process: restarts, time limits, cancellation."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from meshd.errors import Busy, CallerError, EngineFailed, ModelRefused
+from meshd.inference import text_engine
+from meshd.inference.text_engine import TextEngine
+from tests.inference.tokenizers_on_disk import byte_level
+
+FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+SOMETIMES = "{% if messages[0].content == 'slow' %}" + FOR_EVER + "{% endif %}{{ messages[0].content }}"
+
+
+@asynccontextmanager
+async def worker(folder: Path, template_s: float = 20.0) -> AsyncIterator[TextEngine]:
+    async with trio.open_nursery() as nursery:
+        engine = await TextEngine.start(nursery, folder, log=print, template_s=template_s)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+
+def within(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(60):
+            await test()
+
+    trio.run(bounded)
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_encodes_chats_and_decodes(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            assert text.eos_ids == {2}
+            ids = await text.chat(user("a<|im_end|>"))
+            assert await text.decode(ids) == "user\na<|im_end|>\nassistant\n"
+            assert await text.encode("<|im_end|>", special=True) == [2]
+            assert await text.decode(await text.encode("b" * 300_000)) == "b" * 300_000
+            with pytest.raises(CallerError, match="role") as refused:
+                await text.chat([{"role": "king", "content": ""}])
+            assert refused.value.param == "messages"
+            with pytest.raises(EngineFailed, match="decode"):
+                await text.decode([-1])
+            with pytest.raises(CallerError, match="handed"):
+                await text.chat([{"role": "user", "content": {1, 2}}])
+            with pytest.raises(CallerError, match="handed"):
+                await text.encode("\ud800")
+        with pytest.raises(EngineFailed, match="stopped"):
+            await text.decode([1])
+        await text.aclose()
+
+    within(scenario)
+
+
+def test_a_killed_worker_is_replaced_without_anybody_noticing(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            before = await text.chat(user("a"))
+            for _ in range(2):
+                assert text.pid is not None
+                os.kill(text.pid, signal.SIGKILL)
+                assert await text.chat(user("a")) == before
+            assert text.eos_ids == {2}
+
+    within(scenario)
+
+
+def test_a_template_that_takes_too_long_costs_its_own_request_only(tmp_path: Path) -> None:
+    byte_level(tmp_path, template=SOMETIMES)
+
+    async def scenario() -> None:
+        async with worker(tmp_path, template_s=0.5) as text:
+            answers: list[list[int]] = []
+
+            async def other() -> None:
+                answers.append(await text.encode("fine"))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(other)
+                nursery.start_soon(other)
+                with pytest.raises(CallerError, match="did not finish"):
+                    await text.chat(user("slow"))
+            assert answers[0] == answers[1] == await text.chat(user("fine"))
+
+    within(scenario)
+
+
+def test_a_template_that_never_ends_leaves_the_tokenizer(tmp_path: Path) -> None:
+    byte_level(tmp_path, template=FOR_EVER)
+
+    async def scenario() -> None:
+        async with worker(tmp_path, template_s=0.2) as text:
+            assert text.eos_ids == {2}
+            assert await text.decode(await text.encode("a b")) == "a b"
+
+    within(scenario)
+
+
+def test_a_caller_that_leaves_does_not_tear_the_exchange(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await text.encode("a")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(text.encode, "x" * 100_000)
+                nursery.start_soon(text.encode, "y" * 100_000)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            assert await text.decode(await text.encode("still exact")) == "still exact"
+
+    within(scenario)
+
+
+def test_too_many_callers_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    byte_level(tmp_path)
+    monkeypatch.setattr(text_engine, "_MAX_WAITING", 1)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            outcomes: list[str] = []
+
+            async def one() -> None:
+                try:
+                    await text.encode("a" * 100_000)
+                    outcomes.append("done")
+                except Busy:
+                    outcomes.append("busy")
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(one)
+            assert sorted(outcomes) == ["busy", "busy", "done", "done"]
+
+    within(scenario)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            with pytest.raises(ModelRefused, match=r"tokenizer\.json"):
+                await TextEngine.start(nursery, tmp_path, log=print)
+
+    within(scenario)
