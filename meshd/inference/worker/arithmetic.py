@@ -1,8 +1,12 @@
 """Deterministic arithmetic: its rules, their trial on this machine, and the name that says which arithmetic runs.
 
-The rules (bf16 on CPU): attention as in `attention`; no linear ever sees one row alone, since one row takes another kernel; a
-linear whose rows change in longer batches runs in blocks. Then a row's bits are the same alone, batched, re-chunked and
-replayed. Kernels differ between machines, so the rules are tried at every start on the shapes that will run.
+The rules (bf16 on CPU): attention as in `attention`; no linear ever sees one row alone, since one row takes another kernel; and
+none sees more rows than its kernel adds up in the same order. Then a row's bits are the same alone, batched, re-chunked and
+replayed. Measured on AMX and AVX-512: plain linears keep the order up to 32 rows, prepacked ones to 128 or, for long sums, 32;
+int8 ones always; beyond that about one result in a thousand differs in its last bit, which random inputs rarely show.
+
+So linears and attention are tried with sums that cancel: u*v - u*v is zero but for rounding, and what rounding leaves depends on
+every step of the summation. `trial` then runs the real layers alone, in company and replayed.
 
 `name` hashes what decides the bits: dtype, path, torch version, instruction set, and the bits of a fixed computation. Nodes with
 equal names give equal answers.
@@ -11,23 +15,24 @@ equal names give equal answers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from meshd.inference.worker import linears, packing
+from meshd.inference.worker import attention, linears, packing
 from meshd.inference.worker.item import Item
 from meshd.inference.worker.kv import PackedState, SessionState
 from meshd.inference.worker.skeleton import Skeleton
 from meshd.vocabulary import LayerRange
 
 MIN_ROWS: Final = 2
-_BATCHES: Final = (3, 8, 33, 64, 130)
-_BLOCKS: Final = (64, 32, 8, 2)
-_TRIAL_FLOPS: Final = 4e9  # per shape: batches beyond it are left to the other checks
+PLAIN_ROWS: Final = 32  # for products that are no module of their own
+_LADDER: Final = ((2, (2,)), (8, (3, 5, 8)), (32, (17, 31, 32)), (64, (33, 48, 64)), (128, (65, 100, 128)))
+_SAMPLE_WEIGHTS: Final = 1 << 25  # a trial's matrix is cut to this many weights
 _PROMPT: Final = 70
 _ANSWER: Final = 4
 
@@ -40,50 +45,85 @@ class Steps(Protocol):
     def lm_head(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
-def block_unsteady(model: nn.Module) -> list[str]:
-    """Run linears whose rows change with the batch in blocks that keep them. Returns what was done, for the record."""
-    blocks: dict[tuple[str, int, int], int | None] = {}
-    done: list[str] = []
+def steady(model: nn.Module) -> list[str]:
+    """Let every linear run on no more rows than its kernel keeps steady. Returns the block of each shape, for the record."""
+    blocks: dict[tuple[str, int, int, bool], int] = {}
     for owner, name, child in list(linears.linears(model)):
-        shape = (type(child).__name__, int(child.out_features), int(child.in_features))
+        shape = (type(child).__name__, int(child.out_features), int(child.in_features), child.bias is not None)
         if shape not in blocks:
-            blocks[shape] = _steady_rows(child)
-            if blocks[shape] is not None:
-                done.append(f"{shape[1]}x{shape[2]} in blocks of {blocks[shape]}")
-        rows = blocks[shape]
-        if rows is not None:
-            setattr(owner, name, linears.BlockedLinear(child, rows))
-    return done
+            blocks[shape] = steady_rows(child)
+        setattr(owner, name, linears.BlockedLinear(child, blocks[shape]))
+    for router in linears.routers(model):
+        router.forward = partial(_routed, router.forward)
+    return [f"{kind} {out}x{into}: {rows}" for (kind, out, into, _), rows in blocks.items()]
 
 
-def _steady_rows(linear: nn.Module) -> int | None:
-    """None if rows keep their bits in every batch tried, else the largest block in which they do."""
-    flops_per_row = 2 * linear.out_features * linear.in_features
-    batches = [n for n in _BATCHES if n * flops_per_row <= _TRIAL_FLOPS] or [_BATCHES[0]]
+def _routed(run: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs or hidden.shape[:-1].numel() <= PLAIN_ROWS:
+        return run(hidden, *args, **kwargs)
+    return linears.in_blocks(run, hidden.reshape(-1, hidden.shape[-1]), PLAIN_ROWS)
+
+
+def steady_rows(linear: nn.Module) -> int:
+    """Up to how many rows a linear of this kind and shape gives each row the bits it has in a pair."""
+    into = int(linear.in_features)
+    out = max(1, min(int(linear.out_features), _SAMPLE_WEIGHTS // into))
     source = torch.Generator().manual_seed(11)
-    x = torch.randn(max(batches), linear.in_features, generator=source).to(torch.bfloat16)
-    padded = torch.cat([x, x[:1]]) if len(x) % MIN_ROWS else x
-    alone = torch.cat([linear(pair) for pair in padded.split(MIN_ROWS)])
-    if all(torch.equal(linear(x[:n]), alone[:n]) for n in batches):
-        return None
-    for rows in _BLOCKS:
-        if rows < max(batches) and all(
-            torch.equal(linear(part), alone[at : at + len(part)]) for at, part in _cut(x, rows)
-        ):
-            return rows
-    return MIN_ROWS
+    half = torch.randn(out, into // 2, generator=source)
+    model = nn.Linear(into, out, bias=linear.bias is not None, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.weight.zero_()[:, : 2 * (into // 2)] = torch.cat([half, half], 1)
+        if model.bias is not None:
+            model.bias.zero_()
+    run = model if type(linear) is nn.Linear else type(linear)(model)
+    rows = torch.randn(128, into // 2, generator=source)
+    x = torch.zeros(128, into, dtype=torch.bfloat16)
+    x[:, : 2 * (into // 2)] = torch.cat([rows, -rows], 1)
+    head = torch.cat([run(pair) for pair in x[:8].split(MIN_ROWS)])
+    good = MIN_ROWS
+    for block, sizes in _LADDER:
+        for n in sizes:
+            got = run(x[:n])
+            same = torch.equal(got[:8], head[:n]) and torch.equal(got[-MIN_ROWS:], run(x[n - MIN_ROWS : n]))
+            if not same:
+                return good
+        good = block
+    return good
 
 
-def _cut(x: torch.Tensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Every size up to ``rows`` somewhere in ``x``."""
-    for size in {2, 3, rows // 2, rows - 1, rows}:
-        if size >= MIN_ROWS:
-            for at in range(0, len(x) - size + 1, size):
-                yield at, x[at : at + size]
+def attention_steady(heads: int, groups: int, width: int) -> bool:
+    """True if attention over keys whose values cancel gives a row the same bits in any company."""
+    source = torch.Generator().manual_seed(13)
+    length, first = 192, 70
+    state = PackedState(LayerRange(0, 1), logs=False)
+    keys = torch.randn(groups, length // 2, width, generator=source).to(torch.bfloat16).repeat_interleave(2, 1)
+    values = torch.randn(groups, length // 2, width, generator=source).to(torch.bfloat16).repeat_interleave(2, 1)
+    values[:, 1::2] *= -1
+    state.put(0, 0, keys, values)
+    query = torch.randn(length - first, heads, width, generator=source).to(torch.bfloat16)
+    for prompt_len in (0, length):
+        pieces = [
+            (first, length),
+            (first, first + 1),
+            (first + 1, first + 5),
+            (first + 5, length - 1),
+            (length - 1, length),
+        ]
+        made = [attention.attend(state, a, query[a - first : b - first], prompt_len, width**-0.5) for a, b in pieces]
+        if not torch.equal(made[0], torch.cat(made[1:])):
+            return False
+    return True
 
 
 def trial(stage: Steps, skeleton: Skeleton) -> str | None:
     """Compute one session alone, re-chunked in company, and in one replay; None if all bits are equal, else what differs."""
+    config = skeleton.config
+    heads, groups = (
+        config.num_attention_heads,
+        getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+    )
+    if not attention_steady(heads, groups, getattr(config, "head_dim", None) or config.hidden_size // heads):
+        return "attention gives a row other bits in other company"
     layers = packing.sample_range(skeleton)
     total = _PROMPT + _ANSWER
     rows = packing.sample_rows(skeleton, total)
@@ -129,13 +169,6 @@ def _same_kv(one: SessionState, two: SessionState, tokens: int) -> bool:
         return False
     pairs = zip([*one.keys, *one.values], [*two.keys, *two.values], strict=True)
     return all(a is not None and b is not None and torch.equal(a[:, :tokens], b[:, :tokens]) for a, b in pairs)
-
-
-def routers(model: nn.Module) -> Iterator[nn.Module]:
-    """The linears that choose experts: small, and their choices must not be coarsened by int8."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("gate", "router", "shared_expert_gate"):
-            yield module
 
 
 def name(skeleton: Skeleton, *, path: str, packs: bool, deterministic: bool) -> str:

@@ -205,6 +205,20 @@ def packed_attention(  # noqa: PLR0917 - the signature of transformers' interfac
     return out[None], None
 
 
+def attend(state: PackedState, start: int, query: torch.Tensor, prompt_len: int, scale: float) -> torch.Tensor:
+    """Attention of the first layer alone: ``query`` ``[n, heads, head_dim]`` from position ``start`` on, keys in place."""
+    with laid_out(Layout([Segment(state, start, len(query), prompt_len, 0)])):
+        keys, values = state.layer(0)
+        result, _ = packed_attention(
+            _FirstLayer, query.transpose(0, 1)[None], keys[None], values[None], None, scaling=scale
+        )
+    return result[0]
+
+
+class _FirstLayer:
+    layer_idx = 0
+
+
 def _block(
     call: BlockCall, part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:

@@ -1,20 +1,24 @@
 """Mixture-of-experts layers whose rows do not depend on their company.
 
 transformers dispatches experts through an interface; its own implementations give one expert whatever rows came to it, one row
-alone included, and one row takes another kernel. Here every expert sees at least two rows, and a row's experts are added in
-the order of its own choice, in fp32.
+alone included, and one row takes another kernel, as do more than 32. Here every expert sees 2 to 32 rows at a time, and a row's
+experts are added in the order of its own choice, in fp32.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from meshd.inference.worker.linears import in_blocks
+
 NAME: Final = "meshd_experts"
 _MIN_ROWS: Final = 2
+_MAX_ROWS: Final = 32  # beyond it the kernels sum in another order
 
 
 def use_experts(model: Any) -> None:
@@ -39,7 +43,7 @@ def experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
         rows = hidden[places // picks]
         if count < _MIN_ROWS:
             rows = functional.pad(rows, (0, 0, 0, _MIN_ROWS - count))
-        out = _expert(module, expert, rows)[:count]
+        out = in_blocks(partial(_expert, module, expert), rows, _MAX_ROWS)[:count]
         if parts is None:
             parts = out.new_empty(len(flat), out.shape[-1])
         parts[places] = out

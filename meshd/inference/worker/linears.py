@@ -1,8 +1,9 @@
 """Drop-ins for `torch.nn.Linear`: prepacked bf16, int8 weights, and rows in fixed blocks.
 
-Prepacking hands oneDNN a private copy in its own layout: about twice as fast at few rows on CPUs with bf16 instructions, and
-a row's bits do not depend on the rows beside it (measured for 2 to 128 rows). The operators are torch's private ones, so
-they are tried on every shape and the plain linear stays where anything is odd. int8 weights are one scale per output row.
+Prepacking hands oneDNN a private copy in its own layout: about twice as fast at few rows on CPUs with bf16 instructions. The
+operators are torch's private ones, so they are tried on every shape and the plain linear stays where anything is odd. int8
+weights are one scale per output row. How many rows a kernel takes before it sums in another order is `arithmetic`'s to find out;
+blocks of that many keep a row's bits.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from meshd.errors import ModelRefused
 
 Swap = Callable[[nn.Linear], nn.Module | None]
+
+# Linears that choose experts: small, and a choice must not be coarsened by int8.
+CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
 class PrepackedLinear(nn.Module):
@@ -58,21 +63,50 @@ class Int8Linear(nn.Module):
 
 
 class BlockedLinear(nn.Module):
-    """Runs another linear in blocks of at most ``rows`` rows, for shapes where a longer batch changes a row's bits."""
+    """Runs another linear on at most ``rows`` rows at a time, and never on one row that has been cut off."""
 
     def __init__(self, inner: nn.Module, rows: int) -> None:
         super().__init__()
         self.inner, self.rows = inner, rows
         self.in_features, self.out_features = inner.in_features, inner.out_features
+        self.weight = inner.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
         if len(flat) <= self.rows:
             return self.inner(x)
-        padding = -len(flat) % self.rows
-        whole = functional.pad(flat, (0, 0, 0, padding)) if padding else flat
-        out = torch.cat([self.inner(block) for block in whole.split(self.rows)])
-        return out[: len(flat)].view(*x.shape[:-1], -1)
+        return in_blocks(self.inner, flat, self.rows).view(*x.shape[:-1], -1)
+
+
+def in_blocks(run: Callable[[torch.Tensor], Any], flat: torch.Tensor, rows: int) -> Any:
+    """``run`` on every ``rows`` rows of ``flat``; outputs (one tensor or several) are joined. A last single row gets company."""
+    last = len(flat) % rows == 1
+    whole = functional.pad(flat, (0, 0, 0, 1)) if last else flat
+    parts = [run(block) for block in whole.split(rows)]
+    if isinstance(parts[0], tuple):
+        return tuple(torch.cat(outputs)[: len(flat)] for outputs in zip(*parts, strict=True))
+    return torch.cat(parts)[: len(flat)]
+
+
+def straighten(root: nn.Module) -> None:
+    """Replace transposed linears (GPT-2's) by ordinary ones, so that they can be prepacked and blocked too."""
+    for owner in root.modules():
+        for name, child in list(owner.named_children()):
+            if isinstance(child, Conv1D):
+                linear = nn.Linear(1, 1, bias=child.bias is not None)
+                linear.in_features, linear.out_features = child.weight.shape
+                linear.weight = nn.Parameter(child.weight.detach().T.contiguous(), requires_grad=False)
+                linear.bias = child.bias
+                setattr(owner, name, linear)
+
+
+def routers(root: nn.Module) -> Iterator[nn.Module]:
+    """Modules that choose experts with a weight of their own, without a linear: leaves with a matrix called ``weight``."""
+    for module in root.modules():
+        matrix = module._parameters.get("weight")
+        known = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd)
+        if matrix is not None and matrix.dim() == 2 and not known and not any(True for _ in module.children()):
+            yield module
 
 
 def linears(root: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -109,11 +143,11 @@ def quantise(linear: nn.Linear) -> nn.Module | None:
     return small
 
 
-def swap(root: nn.Module, make: Swap, skip: frozenset[Any] = frozenset()) -> int:
+def swap(root: nn.Module, make: Swap) -> int:
     """Replace plain linears below ``root`` by what ``make`` returns (None keeps one). Returns the private bytes made."""
     private = 0
     for owner, name, child in list(linears(root)):
-        if type(child) is nn.Linear and child not in skip:
+        if type(child) is nn.Linear and name not in CHOOSERS:
             new = make(child)
             if new is not None:
                 setattr(owner, name, new)

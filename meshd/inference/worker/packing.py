@@ -24,8 +24,8 @@ PACKABLE: Final = frozenset({
     "olmo2", "olmoe", "granite", "granitemoe", "cohere", "cohere2", "smollm3", "glm4", "gpt_oss", "stablelm", "starcoder2",
     "exaone4", "nemotron", "gpt2", "gpt_neox", "opt", "apertus", "arcee", "cwm", "ernie4_5", "ernie4_5_moe", "exaone",
     "flex_olmo", "glm", "glm4_moe", "gpt_bigcode", "granite_swa", "granitemoe_swa", "granitemoeshared", "helium",
-    "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "internlm3", "minimax_m2", "ministral", "ministral3", "olmo", "olmo3", "persimmon",
-    "seed_oss", "vaultgemma",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "internlm3", "minimax_m2", "ministral", "ministral3", "olmo", "olmo3",
+    "persimmon", "seed_oss", "vaultgemma",
 })  # fmt: skip
 # Rotary frequencies that depend on the longest position of the batch would let one session change another's.
 _LENGTH_BOUND_ROPE: Final = frozenset({"dynamic", "longrope"})
@@ -97,8 +97,8 @@ def agrees(passes: Passes, run: Chunks) -> bool:
         skeleton.model.set_attn_implementation("eager")
         try:
             plain = passes.residual(layers, rows, torch.arange(len(rows))[None], None)
-        except _FOREIGN as error:
-            raise ModelRefused(f"{skeleton.config.model_type} does not run as layers {layers}: {error}") from None
+        except _FOREIGN as reason:
+            raise ModelRefused(f"{skeleton.config.model_type} does not run as layers {layers}: {reason}") from None
         finally:
             skeleton.model.set_attn_implementation(implementation)
     entered = passes.embed(rows) if skeleton.first else rows

@@ -55,12 +55,14 @@ class Stage:
         report = progress or (lambda _done: None)
         self.layers = layers
         self.warnings: list[str] = []
+        self.blocks: list[str] = []  # how many rows each kind of linear takes at a time
         self._skeleton = skeleton = build(folder, layers, dtype)
         self.dtype = skeleton.dtype
         self.num_layers = skeleton.num_layers
         self.hidden_size = int(skeleton.config.hidden_size)
         self.vocab_size = int(skeleton.config.vocab_size)
         use_experts(skeleton.model)
+        linears.straighten(skeleton.model)
         named = [(skeleton.where[name], parameter) for name, parameter in skeleton.model.named_parameters()]
         touch(named, lambda done: report(0.9 * done))
         self._passes = Passes(skeleton)
@@ -284,9 +286,8 @@ class Stage:
     def _swap_linears(self, prepack: str, budget_bytes: int | None) -> str:
         """Put faster linears in; returns the name of what runs."""
         model = self._skeleton.model
-        routers = frozenset(arithmetic.routers(model))
         if self.dtype == "int8":
-            self.private_bytes += linears.swap(model, linears.quantise, routers)
+            self.private_bytes += linears.swap(model, linears.quantise)
             return "int8"
         copy = sum(child.weight.nbytes for _, _, child in linears.linears(model) if isinstance(child, torch.nn.Linear))
         fits = budget_bytes is None or self.private_bytes + copy <= budget_bytes
@@ -305,7 +306,8 @@ class Stage:
             self.warnings.append(f"deterministic arithmetic is off: it is for bf16 and int8, not {self.dtype}")
             return False
         self._min_rows = arithmetic.MIN_ROWS
-        arithmetic.block_unsteady(self._skeleton.model)
+        self._passes.focus(self.layers)
+        self.blocks = arithmetic.steady(self._skeleton.model)
         trouble = arithmetic.trial(self, self._skeleton)
         if trouble:
             self.warnings.append(f"deterministic arithmetic is off: {trouble}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshd.inference.worker import arithmetic, attention
+from meshd.inference.worker import arithmetic, attention, linears
 from meshd.inference.worker.kv import PackedState
 from meshd.inference.worker.stage import Stage
 from meshd.vocabulary import LayerRange
@@ -96,32 +96,67 @@ def test_a_rejected_draft_leaves_no_trace(tiny: Made) -> None:
 
 
 def test_the_trial_notices_attention_that_depends_on_company(tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys cut at the step's end instead of a multiple of 64: bits then depend on the chunk."""
     folder, _ = tiny("llama", torch.bfloat16)
     original = attention._rows
 
-    def unmasked(call: attention.RowCall, part: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        result = original(call, part, *rest)  # type: ignore[arg-type]  # passed through as it came
+    def sociable(call: attention.RowCall, part: torch.Tensor, *rest: Any) -> torch.Tensor:
+        result = original(call, part, *rest)
         return result + 0.01 if len(part) > 1 else result
 
-    monkeypatch.setattr(attention, "_rows", unmasked)
+    monkeypatch.setattr(attention, "_rows", sociable)
     stage = Stage(folder, LayerRange(0, 2))
     assert not stage.deterministic
     assert any("deterministic arithmetic is off" in warning for warning in stage.warnings)
 
 
-def test_linears_that_change_with_the_batch_run_in_blocks() -> None:
-    class Unsteady(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = super().forward(x)
-            return out + 1 if x.shape[0] > 32 else out
+class Unsteady(linears.Int8Linear):
+    """Sums in another order from 33 rows on."""
 
-    model = torch.nn.Sequential(Unsteady(16, 16, dtype=torch.bfloat16))
-    x = torch.randn(100, 16).to(torch.bfloat16)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out * 1.01 if x.shape[0] > 32 else out
+
+
+def test_linears_that_change_with_the_batch_run_in_blocks() -> None:
+    model = torch.nn.Sequential(Unsteady(torch.nn.Linear(64, 48, dtype=torch.bfloat16)))
+    x = torch.randn(97, 64).to(torch.bfloat16)
     with torch.inference_mode():
-        assert arithmetic.block_unsteady(model) == ["16x16 in blocks of 32"]
-        assert torch.equal(model(x)[:2], model(x[:2]))
-        assert model(x).shape == x.shape
+        assert arithmetic.steady(model) == ["Unsteady 48x64: 32"]
+        got = model(x)
+        assert got.shape == (97, 48)
+        for row in (0, 40, 96):
+            assert torch.equal(got[row], model(x[[row, 0]])[0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "prepacked", "int8"])
+def test_every_batch_up_to_the_block_keeps_every_bit(kind: str, threads: int) -> None:
+    """Sums that cancel show any change of order; the start-up check tries a few sizes, this tries all."""
+    torch.set_num_threads(threads)
+    into, out = 1536, 96
+    source = torch.Generator().manual_seed(3)
+    half = torch.randn(out, into // 2, generator=source)
+    linear = torch.nn.Linear(into, out, bias=False, dtype=torch.bfloat16)
+    linear.weight = torch.nn.Parameter(torch.cat([half, half], 1).to(torch.bfloat16), requires_grad=False)
+    rows = torch.randn(128, into // 2, generator=source)
+    x = torch.cat([rows, -rows], 1).to(torch.bfloat16)
+    with torch.inference_mode():
+        if kind == "prepacked":
+            packed = linears.prepack(linear)
+            if packed is None:
+                pytest.skip("this machine's torch does not prepack")
+            run: Any = packed
+        else:
+            run = linear if kind == "plain" else linears.Int8Linear(linear)
+        pairs = torch.cat([run(pair) for pair in x.split(2)])
+        for n in range(2, arithmetic.steady_rows(run) + 1):
+            assert torch.equal(run(x[:n]), pairs[:n]), n
+
+
+@pytest.mark.parametrize(("heads", "groups", "width"), [(9, 3, 64), (8, 1, 80), (4, 4, 16)])
+def test_attention_keeps_every_bit_in_any_company(heads: int, groups: int, width: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        assert arithmetic.attention_steady(heads, groups, width)
 
 
 def test_arith_names_the_arithmetic_and_not_the_layers(tiny: Made) -> None:
