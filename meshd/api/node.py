@@ -32,7 +32,7 @@ class NodeFacts:
     version: str = ""
     uptime_s: float = 0.0
     kv_sessions: int = 0
-    mdns: bool = False
+    mdns: str = "off"
     mesh: str = ""
     deterministic: bool = True
     warnings: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,7 +30,7 @@ StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="MESHD_STATE_DIR", help="The node's state folder.")
 ]
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 def state_dir(given: Path | None) -> Path:

@@ -43,6 +43,9 @@ class Held:
     loading: Loading | None = None
 
 
+OBSERVER: Final = Held("observer")
+
+
 class StageKeeper:
     """Run it in a nursery; call `want` from anywhere. ``on_change`` is called after every change of what is held."""
 
@@ -53,7 +56,7 @@ class StageKeeper:
         self._changed = trio.Event()
         self.engine: Engine | None = None
         self.generation = 0
-        self.held = Held("observer")
+        self.held = OBSERVER
 
     def want(self, layers: LayerRange | None) -> None:
         """Hold these layers from now on (None: none). The same as now changes nothing."""
@@ -70,7 +73,7 @@ class StageKeeper:
                 layers = self._wanted
                 if layers is None:
                     await self._unload()
-                    self._show(Held("observer"))
+                    self._show(OBSERVER)
                     await self._changed.wait()
                     continue
                 began = trio.current_time()

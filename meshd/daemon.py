@@ -1,0 +1,434 @@
+"""The daemon: what is connected to what. Composition, no decisions.
+
+Everything that decides lives in a package of its own; here one trio program binds addresses, builds the parts, hands each the
+callables it needs, and takes them down in order. If you look for why something happens, it is not in this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import trio
+
+from meshd import __version__
+from meshd.api import http
+from meshd.api.app import App
+from meshd.api.guards import Access, ApiKey, Guards, Right, host_names, parse_key_file
+from meshd.api.node import Node, NodeFacts
+from meshd.chain.service import ChainService
+from meshd.config import Config, load
+from meshd.directory import Directory, Member
+from meshd.errors import LocalError, MeshdError
+from meshd.eventlog import EventLog
+from meshd.gossip.addresses import advertised, interfaces
+from meshd.gossip.node import STREAM_KINDS, GossipOptions, GossipService
+from meshd.gossip.settings import PRESETS
+from meshd.gossip.transport import UdpSocket
+from meshd.gossip.transport import bind as bind_udp
+from meshd.identity import mesh_key, node_key
+from meshd.identity.block_list import BlockList
+from meshd.identity.mesh_key import KeyRing
+from meshd.identity.node_key import Identity
+from meshd.identity.sealed import Opener, Sealer
+from meshd.identity.signing import Signer, verify_untrusted
+from meshd.identity.state_folder import StateFolder
+from meshd.inference.engine import Engine
+from meshd.inference.keeper import StageKeeper
+from meshd.links import pool
+from meshd.links.pool import LinkPool
+from meshd.links.tls import LinkTls
+from meshd.links.wire import Message, Stream
+from meshd.node import pass_on
+from meshd.node.advertising import Self, advert_of
+from meshd.node.hello import WIRE, addresses_untrusted, hello_of
+from meshd.node.next_links import keep_links
+from meshd.node.serving import Serving
+from meshd.node.stage_loader import StageLoader, capacity_mb
+from meshd.node.status import state_of, with_work
+from meshd.roster import Roster
+from meshd.routing.bandit import BanditPlanner
+from meshd.vocabulary import Advert, Endpoint, Health, NodeId
+
+DRAIN_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+def start(argv: Sequence[str]) -> int:
+    """``meshd start``: run until told to stop; the exit status."""
+    config = load(argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", force=True
+    )
+    try:
+        trio.run(_run, config)
+    except BaseExceptionGroup as group:
+        error = _only_error(group)
+        if error is None:
+            raise
+        raise error from None
+    return 0
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> MeshdError | None:
+    """The error of ours that ended the daemon, if nothing else did."""
+    ours, rest = group.split(MeshdError)
+    if ours is None or rest is not None:
+        return None
+    leaf: BaseException = ours
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return leaf if isinstance(leaf, MeshdError) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Everything bound, before anything else is built."""
+
+    web: list[trio.SocketListener]
+    links: list[trio.SocketListener]
+    udp: list[UdpSocket]
+
+    @property
+    def mesh(self) -> Endpoint:
+        """Where links and gossip listen, the port resolved."""
+        return pool.bound(self.links)[0]
+
+    @property
+    def http(self) -> Endpoint:
+        return pool.bound(self.web)[0]
+
+
+async def _run(config: Config) -> None:
+    with StateFolder(config.state) as folder:
+        identity = node_key.begin_run(folder)
+        ring = mesh_key.load(config.mesh_key_path) if config.mesh_key_path.exists() else None
+        async with _bind(config) as sockets, trio.open_nursery() as nursery:
+            await Daemon(config, identity, ring, sockets, nursery).run()
+            nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _bind(config: Config) -> AsyncIterator[Sockets]:
+    """Bind everything or nothing. Raises LocalError naming the address and the flag."""
+    if config.http is None or config.mesh is None:
+        raise LocalError("no address to listen on")
+    async with contextlib.AsyncExitStack() as stack:
+        web = await http.listen([config.http])
+        stack.push_async_callback(_close, web)
+        links = await pool.listen(config.mesh)
+        stack.push_async_callback(_close, links)
+        yield Sockets(web, links, bind_udp(Endpoint(config.mesh.host, pool.bound(links)[0].port)))
+
+
+async def _close(listeners: list[trio.SocketListener]) -> None:
+    for listener in listeners:
+        await listener.aclose()
+
+
+class Daemon:
+    """One node. Every attribute is a part; every method connects parts. ``nursery`` holds all tasks."""
+
+    def __init__(
+        self, config: Config, identity: Identity, ring: KeyRing | None, sockets: Sockets, nursery: trio.Nursery
+    ) -> None:
+        self.config, self.identity, self.ring, self.sockets, self.nursery = config, identity, ring, sockets, nursery
+        self.began = trio.current_time()
+        self.draining = False
+        self.health = Health()
+        self.told_ready = ""
+        self.addresses = advertised(sockets.mesh, config.advertise, interfaces())
+        self.me = Self(
+            node_id=identity.node_id,
+            name=config.name,
+            epoch=identity.epoch,
+            http=sockets.http,
+            device="cpu" if config.device == "auto" else config.device,
+            capacity_mb=capacity_mb(config),
+            wire=WIRE,
+        )
+        self.log = EventLog(identity.node_id, config.name, form=config.event_log, level=config.log_level)
+        self.roster = Roster(identity.node_id)
+        self.planner = BanditPlanner(
+            explore_share=config.route_explore_share,
+            weight_alpha=config.route_weight_alpha,
+            half_life_s=config.route_stats_half_life,
+            min_sample_tokens=config.route_min_sample_tokens,
+            seed=config.route_seed,
+        )
+        self.keeper = StageKeeper(
+            StageLoader(config, lambda: self.serving.served, self.me.capacity_mb, nursery, _worker_said), self.changed
+        )
+        self.serving = Serving(
+            config,
+            identity.node_id,
+            self.me.capacity_mb,
+            keeper=self.keeper,
+            directory=self.directory,
+            log=self.log,
+            on_change=self.changed,
+            worker_said=_worker_said,
+        )
+        self.links = self._make_links()
+        self.gossip = self._make_gossip()
+        self.chain = ChainService(
+            identity.node_id,
+            self.links,
+            engine=self.engine,
+            planner=self.planner,
+            directory=self.directory,
+            on_event=lambda name, fields: self.log.emit(name, **fields),
+            on_heard=self.gossip.heard,
+            on_lost=self.gossip.lost,
+        )
+        self.app = App(self._node(), _guards(config, ring))
+        self.server = http.HttpServer(self.app, sockets.web)
+
+    # --- parts that need more than a line -----------------------------------------------------------------------------
+
+    def _make_links(self) -> LinkPool:
+        return LinkPool(
+            self.identity.node_id,
+            security=LinkTls(self.identity.key, self.ring) if self.ring else None,
+            say_hello=lambda: hello_of(self.identity, self.config.name, self.addresses),
+            on_hello=self._on_hello,
+            addresses=lambda node: self.gossip.addresses_of(node) or self.roster.addresses(node),
+            on_lost=lambda node, _reason: self.gossip.lost(node),
+            pong_state=lambda: self.chain.pong_state(),  # noqa: PLW0108 - the chain is built after the links
+            barred=BlockList(self.config.state / "blocked"),
+        )
+
+    def _make_gossip(self) -> GossipService:
+        key, config = self.identity.key, self.config
+        return GossipService(
+            self._advert(),
+            replace(PRESETS[config.preset], detector="window" if config.detector == "window" else "swim"),
+            sockets=self.sockets.udp,
+            bound=self.sockets.mesh,
+            sealer=Sealer(self.ring, key.node_id, self.identity.boot),
+            opener=Opener(self.ring),
+            boot=self.identity.boot,
+            sign=Signer(key),
+            verify=verify_untrusted,
+            links=self.links,
+            options=GossipOptions(
+                join=(*config.join, *config.next),
+                advertise=config.advertise,
+                mdns=config.mdns and not self.sockets.mesh.is_loopback,
+                remembered=config.state / "peers",
+            ),
+            on_change=self._on_members,
+            on_event=lambda name, fields: self.log.emit(name, **fields),
+            on_addresses=self._on_addresses,
+            fill_health=self._on_health,
+        )
+
+    def _node(self) -> Node:
+        return Node(
+            chain=self.chain,
+            directory=self.directory,
+            facts=self._facts,
+            text=lambda: None if self.draining else self.serving.text,
+            spec=lambda: self.serving.spec,
+            engine=self.engine,
+            routing=self._routing,
+            events=self.log,
+            drain=self._drain,
+            resume=self._resume,
+            pass_on=pass_on.Passer(self.links, self.directory),
+            sticky=self.config.kv == "sticky",
+        )
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until a signal; then drain and leave."""
+        nursery = self.nursery
+        await nursery.start(self.links.run, self.sockets.links)
+        await nursery.start(self.gossip.run)
+        nursery.start_soon(self.chain.run)
+        nursery.start_soon(self._serve_streams)
+        await nursery.start(self.server.run)
+        self.log.emit("listening", http=f"http://{self.me.http}", mesh=str(self.sockets.mesh))
+        nursery.start_soon(self.keeper.run)
+        nursery.start_soon(self.serving.run)
+        nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
+        self.changed()
+        await _signalled()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Drain and say goodbye; a second signal cuts it short."""
+        async with trio.open_nursery() as nursery:
+
+            async def second_signal() -> None:
+                await _signalled()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(second_signal)
+            self.log.emit("leaving")
+            await self._drain()
+            with trio.move_on_after(DRAIN_S):
+                while self.app.in_flight or self.chain.busy:
+                    await trio.sleep(0.05)
+            await self.gossip.leave()
+            self.server.shutdown()
+            await self.links.drain("leaving", grace_s=0.5)
+            nursery.cancel_scope.cancel()
+
+    async def _serve_streams(self) -> None:
+        """Hand each stream that a peer opens to its owner."""
+        async for peer, message, stream in self.links.inbound():
+            self.nursery.start_soon(self._serve_stream, peer, message, stream)
+
+    async def _serve_stream(self, peer: NodeId, message: Message, stream: Stream) -> None:
+        try:
+            if message.kind in STREAM_KINDS:
+                await self.gossip.serve(peer, message, stream)
+            elif message.kind == pass_on.KIND:
+                await pass_on.take_over(self.app, peer, message, stream)
+            else:
+                await self.chain.handle(peer, message, stream)
+        except MeshdError as error:
+            stream.fail(error)
+        except Exception as error:  # noqa: BLE001 - one peer's stream must not end the node; logged whole
+            _log.exception("a %s stream of %s failed", message.kind, peer)
+            stream.fail(error)
+
+    # --- what this node is and says of itself -------------------------------------------------------------------------
+
+    def directory(self) -> Directory:
+        return self.roster.directory
+
+    def engine(self) -> Engine | None:
+        """The stage, while it can be run."""
+        return self.keeper.engine if self.keeper.held.state == "ready" else None
+
+    def changed(self) -> None:
+        """Something that peers should know of this node changed."""
+        self.gossip.set_advert(self._advert())
+        self._on_members(self.gossip.members())
+        self._tell_ready()
+
+    def _advert(self) -> Advert:
+        engine = self.engine()
+        return advert_of(
+            self.me,
+            addresses=self.addresses,
+            served=self.serving.served,
+            held=self.keeper.held,
+            info=engine.info if engine is not None else None,
+            entry=self.serving.text is not None,
+            draining=self.draining,
+        )
+
+    def _state(self) -> tuple[str, str]:
+        return state_of(
+            self.keeper.held,
+            draining=self.draining,
+            named=self.config.model is not None,
+            found=self.serving.served is not None,
+            pinned=self.config.layers is not None,
+            why=self.serving.reason,
+        )
+
+    def _facts(self) -> NodeFacts:
+        state, reason = self._state()
+        engine = self.engine()
+        return NodeFacts(
+            state=state,
+            reason=reason,
+            name=self.config.name,
+            version=__version__,
+            uptime_s=trio.current_time() - self.began,
+            kv_sessions=engine.health().sessions if engine is not None else 0,
+            mdns=self.gossip.mdns,
+            mesh=str(self.sockets.mesh),
+            deterministic=engine.info.deterministic if engine is not None else self.config.deterministic,
+            warnings=engine.info.warnings if engine is not None else (),
+            counters={**self.chain.counters, "rejected_datagrams": sum(self.gossip.rejected.values())},
+            health=self.health,
+        )
+
+    def _tell_ready(self) -> None:
+        """The ready line, once for each thing one can be ready for."""
+        state, _ = self._state()
+        layers, spec = self.keeper.held.layers, self.serving.spec
+        what = f"{spec.name if spec else 'no model'} {layers or 'no layers'}"
+        if state not in ("ready", "observer") or what == self.told_ready:
+            return
+        self.told_ready = what
+        healthy = sum(member.state == "alive" for member in self.directory().peers)
+        url, mesh = f"http://{self.me.http}", str(self.sockets.mesh)
+        text = f"{what} {url} mesh {mesh} {healthy} peers healthy"
+        self.log.emit("ready", text=text, http=url, mesh=mesh, layers=layers.json() if layers else None)
+
+    def _routing(self, model: str | None) -> Mapping[str, Any]:
+        spec = self.serving.spec
+        names = {spec.digest: spec.name} if spec is not None and model in (None, spec.name, spec.digest) else {}
+        return self.planner.table(self.directory(), names, now=trio.current_time())
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def _on_members(self, members: list[Member]) -> None:
+        mine = next(member for member in members if member.node_id == self.identity.node_id)
+        self.roster.set_self(mine.advert, self.health, proven=mine.advert.layers is not None)
+        self.roster.set_peers(members)
+        self.roster.build()
+
+    def _on_addresses(self, addresses: tuple[Endpoint, ...]) -> None:
+        self.addresses = addresses
+        self.changed()
+
+    def _on_health(self, sampled: Health) -> Health:
+        self.health = with_work(sampled, self.engine(), self.app.in_flight)
+        return self.health
+
+    def _on_hello(self, node: NodeId, hello: Mapping[str, Any], source: Endpoint) -> None:
+        if node != self.identity.node_id:
+            self.gossip.heard(node)
+            self.gossip.join([source] if source.port else addresses_untrusted(hello), via="hello")
+        elif hello.get("boot") != self.identity.boot:
+            self.gossip.cloned(source)
+
+    async def _drain(self) -> None:
+        self.draining = True
+        self.changed()
+
+    async def _resume(self) -> None:
+        self.draining = False
+        self.changed()
+
+
+async def _signalled() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            return
+
+
+def _worker_said(line: str) -> None:
+    _log.info("worker: %s", line)
+
+
+def _guards(config: Config, ring: KeyRing | None) -> Guards:
+    """Who may ask what. Raises UsageError, LocalError for the key file."""
+    keys = [ApiKey.of(key, Right.ADMIN, own=True) for key in (ring.api_keys() if ring else ())]
+    if config.api_key_file is not None:
+        try:
+            text = config.api_key_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LocalError(f"--api-key-file {config.api_key_file}: {error}") from error
+        keys += parse_key_file(text, str(config.api_key_file))
+    access = Access(
+        tuple(keys),
+        trust_loopback=config.api_key_file is None,
+        open_read=config.open_read,
+        open_all=config.insecure_lan and not keys,
+    )
+    return Guards(access, host_names([config.name, *([config.advertise.host] if config.advertise else [])]))

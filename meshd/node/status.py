@@ -1,0 +1,37 @@
+"""What this node tells of itself on ``/status``: pure functions of its parts' states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshd.inference.engine import Engine
+from meshd.inference.keeper import Held
+from meshd.vocabulary import Health
+
+
+def state_of(held: Held, *, draining: bool, named: bool, found: bool, pinned: bool, why: str) -> tuple[str, str]:
+    """(state, reason). ``named``: a model was asked for; ``found``: it is here; ``pinned``: layers were asked for."""
+    if draining:
+        return "draining", "told to"
+    if held.state != "observer":
+        return held.state, held.reason
+    if named and not found:
+        return ("starting" if not why or why.startswith("fetching") else "failed"), why
+    if found and pinned:
+        return "starting", why
+    return "observer", why or ("holds no layers yet" if found else "no model named, and none in the room yet")
+
+
+def with_work(health: Health, engine: Engine | None, in_flight: int) -> Health:
+    """The device's health completed with what meshd does on it."""
+    if engine is None:
+        return replace(health, in_flight=in_flight)
+    work = engine.health()
+    return replace(
+        health,
+        in_flight=in_flight,
+        queue_depth=work.queue_depth,
+        tokens_per_s=work.tokens_per_s,
+        kv_used_mb=work.kv_used_bytes >> 20,
+        kv_total_mb=work.kv_total_bytes >> 20,
+    )
