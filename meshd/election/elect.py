@@ -117,12 +117,13 @@ def _fill(room: _Room, free: list[Device], level: int) -> list[Device]:
     """Raise every layer above ``level`` replicas as far as the free devices go; who is left over."""
     why = "gap" if level == 0 else "thin"
     for run in sorted(runs_at_most(room.replicas, level), key=lambda run: (-len(run), run.start)):
+        if not free:
+            break
         for device, layers in _divide(room, _team(room, free, run), run):
             room.take(device, layers, why)
         free = [d for d in free if d.node_id not in room.decisions]
     for device in free:  # what is still thin is more than all of them can hold: everybody takes what it can
-        runs = runs_at_most(room.replicas, level)
-        window = _window(room, device, runs, gap=level == 0)
+        window = _window(room, device, runs_at_most(room.replicas, level), gap=level == 0)
         if window is not None:
             room.take(device, window, why)
     return [d for d in free if d.node_id not in room.decisions]
@@ -194,11 +195,7 @@ def _window(room: _Room, device: Device, runs: Iterable[LayerRange], *, gap: boo
     the windows at least half as wide as the widest, first those that begin and end where others do. Then the widest, those
     that leave no splinter, the slowest layers.
     """
-    windows: set[LayerRange] = set()
-    for run in runs:
-        for start in range(run.start, run.end):
-            end = room.sizes.reach(start, room.budget(device), run.end)
-            windows |= {LayerRange(start, cut) for cut in (end, *room.edges) if start < cut <= end}
+    windows = _windows(room, device, runs, everywhere=False) or _windows(room, device, runs, everywhere=True)
     if not windows:
         return None
     widest = max(len(window) for window in windows)
@@ -209,11 +206,25 @@ def _window(room: _Room, device: Device, runs: Iterable[LayerRange], *, gap: boo
         aligned = 0 if gap else (2 * len(window) >= widest) * (1 + (touching == 2))
         return at_an_end, aligned, len(window), touching, -min(room.passes[window.start : window.end])
 
-    best = max(value(window) for window in windows)
+    values = {window: value(window) for window in windows}
+    best = max(values.values())
     return max(
-        (window for window in windows if value(window) == best),
+        (window for window, worth in values.items() if worth == best),
         key=lambda window: rendezvous(device.node_id, window),
     )
+
+
+def _windows(room: _Room, device: Device, runs: Iterable[LayerRange], *, everywhere: bool) -> set[LayerRange]:
+    """What fits into the device: from the runs' ends and others' edges, or from every layer."""
+    budget = room.budget(device)
+    windows: set[LayerRange] = set()
+    for run in runs:
+        edges = [edge for edge in room.edges if run.start < edge < run.end]
+        last = room.sizes.reach_back(run.end, budget, run.start)
+        for start in range(run.start, run.end) if everywhere else {run.start, last, *edges} - {run.end}:
+            end = room.sizes.reach(start, budget, run.end)
+            windows |= {LayerRange(start, cut) for cut in (end, *edges) if start < cut <= end}
+    return windows
 
 
 def _strengthen(room: _Room, device: Device) -> None:

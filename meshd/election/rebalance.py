@@ -1,11 +1,12 @@
 """Whether a node that holds a range should hold another. A pure function of adverts, like `elect`.
 
-A move must make the room better in this order: fewer uncovered layers, fewer replicas missing to the target, or, among the
-layers that it touches, a slowest one faster by the margin. Each of these grows with every move in a still room, so moves end
-and nodes cannot swap for ever. No move uncovers a layer: a last replica only grows, or stays.
+A move must make the room better: fewer uncovered layers; or, for a move elsewhere, fewer replicas missing to the target; or,
+with none more missing, a slowest layer faster by the margin among those it touches. No move uncovers a layer: a last
+replica only grows, or stays.
 
-A boundary between two nodes shifts in two such moves: the one with the lighter load grows into the other's range if both
-together would be faster by the margin, and then the other shrinks because that alone makes it faster.
+A boundary between two nodes shifts in two moves: the one with the lighter load grows into the other's range if both
+together would be faster by the margin, and then the other shrinks to that boundary because that alone makes it faster.
+Growing for any other reason would not pay: half a replica survives nobody's death and makes routes uneven.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.election.capacity import RUNTIME_MB, Device, Sizes, lane_budget, sane_mb, weight_budget
-from meshd.election.coverage import boundaries, counts, deficit, runs_at_most, share, throughput
+from meshd.election.coverage import boundaries, counts, deficit, share, throughput
 from meshd.election.settings import Settings
 from meshd.vocabulary import MB, LayerRange
 
@@ -32,18 +33,17 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Worth:
-    """What a range would do for the room. Ordered by `better`."""
+    """What the room is like with the node on some range. ``thinnest`` counts up to the target."""
 
     uncovered: int
     deficit: int
+    thinnest: int
 
 
-def best_move(
-    sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings, *, cooled: bool, gap_only: bool = False
-) -> Move | None:
+def best_move(sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings, *, cooled: bool) -> Move | None:
     """The best move for ``mine`` (which holds layers) in this room, or None. ``cooled``: may move for anything but a gap."""
     room = _View(sizes, mine, others, settings)
-    moves = [move for new in room.reachable() if (move := room.judge(new, cooled=cooled and not gap_only)) is not None]
+    moves = [move for new in room.reachable() if (move := room.judge(new, cooled=cooled)) is not None]
     return max(moves, key=room.rank, default=None)
 
 
@@ -64,19 +64,21 @@ class _View:
         self.replicas = counts((d.layers for d in self.others if d.layers), sizes.num_layers)
         self.passes = throughput(self.others, sizes.num_layers)
         self.now = self.worth(self.old)
-        self.broken = self.now.uncovered > 0
+        self.edges = {0, sizes.num_layers, *boundaries(d.layers for d in self.others if d.layers)}
+        self.lane = sizes.bytes(0, sizes.num_layers) <= lane_budget(mine.capacity_mb, settings)
 
     def worth(self, layers: LayerRange) -> _Worth:
         held = [count + (i in layers) for i, count in enumerate(self.replicas)]
-        return _Worth(held.count(0), deficit(held, self.settings.target_replicas))
+        target = self.settings.target_replicas
+        return _Worth(held.count(0), deficit(held, target), min(target, *held))
 
     def reachable(self) -> Iterable[LayerRange]:
         """Ranges within the budget that begin at somebody's edge (or at a gap, or inside the old range) or grow the old."""
         budget = weight_budget(self.mine.capacity_mb, self.settings)
         whole = LayerRange(0, self.sizes.num_layers)
-        if self.sizes.bytes(0, whole.end) <= lane_budget(self.mine.capacity_mb, self.settings):
+        if self.lane:
             return [] if self.old == whole else [whole]
-        edges = {0, whole.end, *boundaries([*(d.layers for d in self.others if d.layers), self.old])}
+        edges = self.edges | {self.old.start, self.old.end}
         found: set[LayerRange] = set()
         for start in sorted(edges - {whole.end}):
             end = self.sizes.reach(start, budget, whole.end)
@@ -98,65 +100,68 @@ class _View:
     def judge(self, new: LayerRange, *, cooled: bool) -> Move | None:
         """The move to ``new`` if it is allowed and makes the room better."""
         leaves = _difference(self.old, new)
-        if any(self.replicas[i] == 0 for part in leaves for i in range(part.start, part.end)):
-            return None
         old_bytes, new_bytes = (self.sizes.bytes(r.start, r.end) for r in (self.old, new))
-        if new_bytes > weight_budget(self.mine.capacity_mb, self.settings):
-            return None
         beside = old_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
-        sole = any(self.replicas[i] == 0 for i in range(self.old.start, min(self.old.end, len(self.replicas))))
-        # While a sole replica reloads, its layers are away. That costs nothing if the room cannot answer anyway.
-        if sole and not beside and not self.broken:
+        if new_bytes > weight_budget(self.mine.capacity_mb, self.settings) or self._takes_away(leaves, beside=beside):
             return None
-        after = self.worth(new)
-        if after.uncovered != self.now.uncovered:
-            return Move(new, "gap", leaves, beside) if after.uncovered < self.now.uncovered else None
-        if not cooled or after.deficit > self.now.deficit:
-            return None
-        if self.now.deficit - after.deficit >= max(1, len(new) // 5):
-            return Move(new, "thin", leaves, beside)
-        return Move(new, "slow", leaves, beside) if self._faster(new) else None
+        why = self._why(new, cooled=cooled)
+        return Move(new, why, leaves, beside) if why else None
 
-    def _faster(self, new: LayerRange) -> bool:
-        if self._gain(new, self.passes, self.passes, self.old) >= 1.0 + self.settings.margin:
+    def _takes_away(self, leaves: tuple[LayerRange, ...], *, beside: bool) -> bool:
+        """True when layers would have no replica after the move, or during it."""
+        if any(self.replicas[i] == 0 for part in leaves for i in range(part.start, part.end)):
             return True
-        return new.covers(self.old) and any(self._pair_gain(new, other) for other in self.others)
+        sole = 0 in self.replicas[self.old.start : self.old.end]
+        # While a sole replica reloads, its layers are away. That costs nothing if the room cannot answer anyway.
+        return sole and not beside and self.now.uncovered == 0
 
-    def _gain(self, new: LayerRange, before: Sequence[int], after: Sequence[int], touched: LayerRange) -> float:
+    def _why(self, new: LayerRange, *, cooled: bool) -> str:
+        after = self.worth(new)
+        if after.uncovered < self.now.uncovered:
+            return "gap"
+        if after.uncovered > self.now.uncovered or not cooled:
+            return ""
+        if new.covers(self.old) and not self.lane:
+            return "slow" if self._speedup(new) >= 1.0 + self.settings.margin else ""
+        gained = self.now.deficit - after.deficit
+        if gained >= max(1, len(new) // 5) and not self.old.covers(new):
+            return "thin"
+        shrinks = self.old.covers(new) and {new.start, new.end} <= self.edges and after.thinnest >= self.now.thinnest
+        faster = self._speedup(new) >= 1.0 + self.settings.margin
+        return "slow" if faster and (gained >= 0 or shrinks) else ""
+
+    def _speedup(self, new: LayerRange) -> float:
+        """What the move makes of the slowest layer it touches; for a growing range, once the neighbour has shrunk."""
+        if new.covers(self.old):
+            return max((self._pair_gain(new, other) for other in self.others), default=0.0)
+        return self._gain(new, self.passes, self.old)
+
+    def _gain(self, new: LayerRange, after: Sequence[int], touched: LayerRange) -> float:
         """How much faster the slowest layer gets among those that change."""
         layers = {*range(touched.start, touched.end), *range(self.old.start, self.old.end), *range(new.start, new.end)}
         layers = {i for i in layers if i < self.sizes.num_layers}
         old_share, new_share = share(self.mine, self.old), share(self.mine, new)
-        slowest_before = min(before[i] + (old_share if i in self.old else 0) for i in layers)
+        slowest_before = min(self.passes[i] + (old_share if i in self.old else 0) for i in layers)
         slowest_after = min(after[i] + (new_share if i in new else 0) for i in layers)
         return slowest_after / slowest_before if slowest_before else 0.0
 
-    def _pair_gain(self, new: LayerRange, other: Device) -> bool:
-        """Growing into a neighbour pays if the neighbour then gives up what both hold."""
-        if other.layers is None:
-            return False
-        rest = _difference(other.layers, LayerRange(min(new.start, self.old.end), new.end))
-        grown_into = other.layers.end == self.old.start or other.layers.start == self.old.end
-        if not grown_into or len(rest) != 1:
-            return False
+    def _pair_gain(self, new: LayerRange, other: Device) -> float:
+        """The speed-up if this node grows into a neighbour, which then gives up what both hold."""
+        if other.layers is None or (other.layers.end != self.old.start and other.layers.start != self.old.end):
+            return 0.0
+        rest = _difference(other.layers, new)
+        if len(rest) != 1 or rest[0] == other.layers:
+            return 0.0
         others = [replace(d, layers=rest[0]) if d.node_id == other.node_id else d for d in self.others]
-        after = throughput(others, self.sizes.num_layers)
-        return self._gain(new, self.passes, after, other.layers) >= 1.0 + self.settings.margin
+        return self._gain(new, throughput(others, self.sizes.num_layers), other.layers)
 
     def rank(self, move: Move) -> tuple[float, ...]:
         """Among moves that pay: most for coverage, then for the target, then for speed; then the least new weight."""
         after = self.worth(move.layers)
         fresh = sum(len(part) for part in _difference(move.layers, self.old))
-        slowest = self._slowest(move.layers)
-        aligned = sum(edge in self._edges() for edge in (move.layers.start, move.layers.end))
-        return -after.uncovered, -after.deficit, slowest, aligned, -fresh, -move.layers.start
-
-    def _slowest(self, layers: LayerRange) -> int:
-        own = share(self.mine, layers)
-        return min(passes + (own if i in layers else 0) for i, passes in enumerate(self.passes))
-
-    def _edges(self) -> set[int]:
-        return {0, self.sizes.num_layers, *boundaries(d.layers for d in self.others if d.layers)}
+        aligned = sum(edge in self.edges for edge in (move.layers.start, move.layers.end))
+        missing = 0 if move.why == "slow" else after.deficit
+        return -after.uncovered, -missing, self._speedup(move.layers), aligned, -fresh, -move.layers.start
 
 
 def _difference(a: LayerRange, b: LayerRange) -> tuple[LayerRange, ...]:

@@ -1,0 +1,119 @@
+"""Moves: what makes a room better, and what is never done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from meshd.election.capacity import Device, Sizes, weight_budget
+from meshd.election.coverage import counts, throughput
+from meshd.election.rebalance import Move, best_move, still_worth
+from meshd.election.settings import Settings
+from meshd.vocabulary import LayerRange
+from tests.election.specs import hash_spec, node, spec
+from tests.election.test_elect import random_room
+
+S = Settings()
+
+
+def device(number: int, layers: tuple[int, int], capacity_mb: float = 200, layer_ms: float = 1.0) -> Device:
+    return Device(node(number), capacity_mb, layer_ms, LayerRange(*layers))
+
+
+def move(mine: Device, *others: Device, cooled: bool = True) -> Move | None:
+    return best_move(Sizes(spec()), mine, others, S, cooled=cooled)
+
+
+def test_a_balanced_room_rests() -> None:
+    room = [device(1, (0, 15)), device(2, (15, 30)), device(3, (0, 15)), device(4, (15, 30))]
+    for mine in room:
+        assert move(mine, *(d for d in room if d is not mine)) is None
+
+
+def test_a_spare_replica_fills_a_gap_even_before_it_has_cooled() -> None:
+    got = move(device(1, (0, 15)), device(2, (0, 15)), cooled=False)
+    assert got is not None
+    assert (got.layers, got.why, got.leaves) == (LayerRange(15, 30), "gap", (LayerRange(0, 15),))
+
+
+def test_a_third_replica_goes_where_one_is_alone_once_it_has_cooled() -> None:
+    others = device(2, (0, 15)), device(3, (0, 15)), device(4, (15, 30))
+    got = move(device(1, (0, 15)), *others)
+    assert got is not None
+    assert (got.layers, got.why) == (LayerRange(15, 30), "thin")
+    assert move(device(1, (0, 15)), *others, cooled=False) is None
+
+
+def test_a_last_replica_never_leaves() -> None:
+    assert move(device(1, (0, 15)), device(2, (15, 30)), device(3, (15, 30))) is None
+
+
+def test_a_last_replica_reloads_in_place_only_while_the_room_is_broken() -> None:
+    alone = device(1, (0, 15), 330)
+    got = move(alone)
+    assert got is not None
+    assert (got.layers, got.why, got.leaves, got.beside) == (LayerRange(0, 30), "gap", (), False)
+    assert move(alone, device(2, (15, 30))) is None
+
+
+def test_nobody_grows_only_to_be_half_a_replica() -> None:
+    assert move(device(1, (0, 15), 900), device(2, (15, 30), 240), device(3, (0, 15), 240)) is not None, "a lane"
+    assert move(device(1, (0, 15), 260), device(2, (15, 30), 260)) is None
+
+
+def test_a_boundary_shifts_in_two_moves() -> None:
+    model = Sizes(hash_spec(30, 100))
+    wide, narrow = device(1, (0, 24), 5000 - 1), device(2, (24, 30), 5000 - 1)
+    s = replace(S, lane_fraction=0.1)
+    assert best_move(model, wide, [narrow], s, cooled=True) is None
+    grown = best_move(model, narrow, [wide], s, cooled=True)
+    assert grown is not None
+    assert (grown.why, grown.leaves, grown.beside) == ("slow", (), True)
+    assert grown.layers.end == 30
+    assert abs(grown.layers.start - 15) <= 1
+    narrow = replace(narrow, layers=grown.layers)
+    shrunk = best_move(model, wide, [narrow], s, cooled=True)
+    assert shrunk is not None
+    assert shrunk.layers == LayerRange(0, grown.layers.start)
+    wide = replace(wide, layers=shrunk.layers)
+    assert best_move(model, wide, [narrow], s, cooled=True) is None
+    assert best_move(model, narrow, [wide], s, cooled=True) is None
+
+
+def test_a_claim_is_worth_nothing_once_another_filled_the_gap() -> None:
+    sizes, mine, gap = Sizes(spec()), device(1, (0, 15)), LayerRange(15, 30)
+    assert still_worth(sizes, mine, [device(2, (0, 15))], S, gap)
+    taken = [device(2, (0, 15)), device(3, (15, 30)), device(4, (15, 30))]
+    assert still_worth(sizes, mine, taken, S, gap) is None
+
+
+def test_moves_never_uncover_never_overfill_and_come_to_an_end() -> None:
+    rng = Random(6)
+    moved = 0
+    for _ in range(600):
+        model, devices = random_room(rng)
+        sizes = Sizes(model)
+        held = [
+            d
+            for d in devices
+            if d.layers is not None and model.weight_bytes(d.layers) <= weight_budget(d.capacity_mb, S)
+        ]
+        for step in range(60):
+            index = step % len(held) if held else 0
+            before = counts((d.layers for d in held if d.layers), model.num_layers)
+            moves = [
+                (i, best_move(sizes, d, [o for o in held if o is not d], S, cooled=True)) for i, d in enumerate(held)
+            ]
+            wanted = [(i, m) for i, m in moves if m is not None]
+            if not wanted:
+                break
+            i, chosen = wanted[index % len(wanted)]
+            moved += 1
+            held[i] = replace(held[i], layers=chosen.layers)
+            after = counts((d.layers for d in held if d.layers), model.num_layers)
+            assert all(b == 0 or a > 0 for b, a in zip(before, after, strict=True))
+            assert model.weight_bytes(chosen.layers) <= weight_budget(held[i].capacity_mb, S)
+        else:
+            raise AssertionError(f"still moving after 60 moves: {[str(d.layers) for d in held]}")
+        assert min(throughput(held, model.num_layers)) >= 0
+    assert moved > 50
