@@ -21,6 +21,8 @@ MAX_TOKENS = 1_000_000  # more than any context: above it the number is a mistak
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_MESSAGES = 4096
+_CHARS_PER_TOKEN = 8  # twice what usual text has
+_CUT_TOKENS = 16  # so many more than the whole text has may its cut beginning have
 ROLES = ("system", "user", "assistant", "developer")
 
 
@@ -92,6 +94,20 @@ def room_for(prompt: Sequence[int], spec: ModelSpec, param: str) -> int:
             param=param,
         )
     return spec.context - len(prompt)
+
+
+async def refuse_hopeless(content: str, owner: Owner, param: str) -> None:
+    """Raise ContextLengthExceeded for a text whose beginning alone is too long. Texts are tokenized one after the other, so
+    one of megabytes would make every other answer wait."""
+    context = owner.spec.context
+    if len(content) <= _CHARS_PER_TOKEN * context:
+        return
+    begin = await owner.text.encode(content[: _CHARS_PER_TOKEN * context])
+    if len(begin) > context + _CUT_TOKENS:
+        raise ContextLengthExceeded(
+            f"the prompt has more than {len(begin) - _CUT_TOKENS} tokens and {owner.spec.name} a context of {context}",
+            param=param,
+        )
 
 
 def read_messages(value: object) -> list[Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from meshd.api.asking import (
     read_messages,
     read_sampling,
     read_stops,
+    refuse_hopeless,
     room_for,
     with_room,
 )
@@ -86,8 +87,12 @@ async def _prompt(fields: Fields, owner: Owner) -> _Source:
     if names == ["tokens"]:
         return _Source("tokens", fields.ids("tokens", owner.spec.vocab_size) or ())
     if names == ["messages"]:
-        return _Source("messages", tuple(await owner.text.chat(read_messages(fields.get("messages")))))
-    return _Source("prompt", tuple(await owner.text.encode(fields.text("prompt"))))
+        messages = read_messages(fields.get("messages"))
+        await refuse_hopeless("".join(message["content"] for message in messages), owner, "messages")
+        return _Source("messages", tuple(await owner.text.chat(messages)))
+    prompt = fields.text("prompt")
+    await refuse_hopeless(prompt, owner, "prompt")
+    return _Source("prompt", tuple(await owner.text.encode(prompt)))
 
 
 def _forced(fields: Fields, owner: Owner, temperature: float) -> tuple[int, ...]:

@@ -193,13 +193,8 @@ class Guards:
     access: Access = field(default_factory=Access)
     names: frozenset[str] = frozenset()  # lower-case host names of this node
 
-    def admit(self, request: Request, authority: str | None, needs: Right) -> str:
-        """The tenant of a request that may go on. Raises Forbidden or KeyRefused."""
-        self.page(request, authority)
-        return self.access.tenant(request, needs)
-
     def page(self, request: Request, authority: str | None) -> None:
-        """Only the checks against web pages."""
+        """The checks against web pages, which hold on every route."""
         check_host(request, authority, self.names)
         check_origin(request)
 

@@ -16,6 +16,7 @@ from meshd.api.asking import (
     read_messages,
     read_sampling,
     read_stops,
+    refuse_hopeless,
     room_for,
     with_room,
 )
@@ -79,6 +80,7 @@ async def read_chat(fields: Fields, owner: Owner, node: Node, tenant: str) -> Wa
         raise CallerError("top_logprobs needs logprobs: true", param="top_logprobs")
     messages = read_messages(fields.get("messages"))
     max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens")
+    await refuse_hopeless("".join(message["content"] for message in messages), owner, "messages")
     wish = _Wish("messages", lambda: owner.text.chat(messages), max_tokens, alternatives if logprobs else None)
     return await _wanted(fields, owner, node, tenant, wish)
 
@@ -93,6 +95,7 @@ async def read_completion(fields: Fields, owner: Owner, node: Node, tenant: str)
     async def encode() -> Sequence[int]:
         if isinstance(prompt, list):
             return token_ids(prompt, "prompt", owner.spec.vocab_size)
+        await refuse_hopeless(prompt, owner, "prompt")
         return await owner.text.encode(prompt)
 
     wish = _Wish("prompt", encode, COMPLETION_TOKENS if max_tokens is None else max_tokens, alternatives)

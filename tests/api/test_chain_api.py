@@ -262,6 +262,21 @@ def test_a48_a_prompt_longer_than_the_context_never_reaches_a_hop() -> None:
     assert not rig.chain.requests
 
 
+@pytest.mark.parametrize("name", ["prompt", "messages"])
+def test_a48_of_a_hopeless_prompt_only_the_beginning_is_read(name: str) -> None:
+    rig = Rig(FakeChain(ids("abc")))
+    text = "x" * 1_000_000
+    with client(rig) as http:
+        body = {"prompt": text} if name == "prompt" else {"messages": [{"role": "user", "content": text}]}
+        answers = [http.post("/chain", json=body)]
+        answers.append(http.post("/v1/completions" if name == "prompt" else "/v1/chat/completions", json=body))
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", name)
+    assert rig.text is not None
+    assert rig.text.longest < 10 * SPEC.context
+
+
 def test_a48_an_answer_stops_at_the_end_of_the_context() -> None:
     rig = Rig(FakeChain(ids("abcdefgh" * 20)))
     with client(rig) as http:

@@ -10,11 +10,15 @@ VOCAB = 257
 
 
 class ByteText:
+    def __init__(self) -> None:
+        self.longest = 0  # the longest text that was to be encoded
+
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset({EOS})
 
     async def encode(self, text: str, *, special: bool = False) -> list[int]:
+        self.longest = max(self.longest, len(text))
         return list(text.encode())
 
     async def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
