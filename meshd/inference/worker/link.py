@@ -1,8 +1,9 @@
 """The worker's end of the socketpair: the same frames as between peers, driven by two threads around one computing thread.
 
 The reader thread decodes frames, answers PING at once (so a worker deep in a matrix product is *busy*, not silent) and queues
-whole messages; the writer thread sends under credit, small frames first. Only the computing thread calls `take`, `reply` and
-`fail`; those never block on the socket, so a daemon that reads slowly cannot stop the arithmetic.
+whole messages. Whoever has something to say writes what the socket takes without waiting, which is nearly always all of it; the
+writer thread does the waiting for the rest. Only the computing thread calls `take`, `reply` and `fail`; those never block on the
+socket, so a daemon that reads slowly cannot stop the arithmetic.
 
 Invariants: one lock guards the multiplexer and the queue; what may be queued is bounded by the multiplexer (streams, unread
 bytes). Any end of the socket, or bytes that are no frames, closes the link: `take` then raises EOFError.
@@ -48,6 +49,8 @@ class WorkerLink:
         self._mux = Multiplexer(dialler=False)
         self._queue: deque[Call | Withdrawn] = deque()
         self._closed = False
+        self._rest = b""  # taken from the multiplexer, not yet written
+        self._writing = False  # the writer thread is in the socket
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)
         self._writable = threading.Condition(lock)
@@ -77,7 +80,7 @@ class WorkerLink:
         """A message that is not the last on its stream."""
         with self._writable:
             self._mux.send(stream, message)
-            self._writable.notify()
+            self._flush()
 
     def reply(self, stream: int, message: Message | None = None) -> None:
         """The answer, and the end of the stream."""
@@ -85,13 +88,13 @@ class WorkerLink:
             if message is not None:
                 self._mux.send(stream, message)
             self._mux.end(stream)
-            self._writable.notify()
+            self._flush()
 
     def fail(self, stream: int, error: Exception) -> None:
         """The answer is an error."""
         with self._writable:
             self._mux.fail(stream, error)
-            self._writable.notify()
+            self._flush()
 
     def _close(self) -> None:
         with self._arrived:
@@ -106,7 +109,7 @@ class WorkerLink:
                     for event in self._mux.receive_untrusted(data):
                         self._take_event(event)
                     self._arrived.notify()
-                    self._writable.notify()
+                    self._flush()
         except (OSError, BadFrame):
             pass  # the daemon is gone or speaks no frames: either way there is nobody to answer
         finally:
@@ -124,14 +127,29 @@ class WorkerLink:
             case _:
                 pass
 
+    def _flush(self) -> None:
+        """Under the lock: write what the socket takes now, leave the rest to the writer thread."""
+        while not self._writing and (data := self._rest or self._mux.next_bytes()):
+            try:
+                sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # the reader finds the end of the socket and closes
+            self._rest = data[sent:]
+            if self._rest:
+                self._writable.notify()
+                return
+
     def _write(self) -> None:
         try:
             while True:
                 with self._writable:
-                    self._writable.wait_for(lambda: self._closed or self._mux.has_output)
+                    self._writing = False
+                    self._writable.wait_for(lambda: self._closed or self._rest or self._mux.has_output)
                     if self._closed:
                         return
-                    data = self._mux.next_bytes()
+                    data, self._rest, self._writing = self._rest or self._mux.next_bytes(), b"", True
                 self._socket.sendall(data)
         except OSError:
             pass  # as in _read
