@@ -188,7 +188,7 @@ class HopSession:
         if self._queue and self._queue[0] is item:  # else: superseded while it ran
             self._queue.popleft()
             effects = self._pass_on(item, ran, now)
-        return [*effects, *self._go(now)]
+        return [*effects, *self._settle_owed(now), *self._go(now)]
 
     def needs(self, ticket: int, have: int, now: float) -> list[Effect]:
         """The engine's state ended before the run's start."""
@@ -201,7 +201,7 @@ class HopSession:
             if self._want:
                 self._want.next = have
                 return self._ask_upstream(self._want, now)
-        return self._go(now)
+        return [*self._settle_owed(now), *self._go(now)]
 
     def failed(self, ticket: int, why: Why, detail: str, now: float) -> list[Effect]:
         """The engine refused or died: this hop is lost to the session's current attempt."""
@@ -215,6 +215,7 @@ class HopSession:
             return self._go(now)
         self._queue.clear()
         self._fills.clear()
+        self._owed.clear()
         self._want = None
         return [self._lost(attempt, why, detail)]
 
@@ -232,11 +233,12 @@ class HopSession:
     def log_missing(self, ticket: int, have: int, now: float) -> list[Effect]:
         """The log ended at ``have`` (evicted): fill it from upstream, then answer."""
         need, source = self._reads.pop(ticket)
-        if self._running is None or isinstance(self._running[1], Fill):
-            self.have = min(self.have, have)
         if len(self._owed) < MAX_OWED:
             self._owed.append((need, source))
-        return self._settle_owed(now) if self._want is None else []
+        if self._running:
+            return []  # its outcome says where the log really ends
+        self.have = min(self.have, have)
+        return self._settle_owed(now)
 
     # --- the world ----------------------------------------------------------------------------------------------------
 

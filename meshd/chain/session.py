@@ -546,7 +546,7 @@ class Session:
         for hop in self.route:
             phase = self._phase(hop)
             if phase is Phase.NEEDING:
-                return []  # it repeats its Need by itself
+                return self._again(now) if self._hedge_wait > 2.0 else []  # it repeats its Need by itself
             if phase is Phase.UNSEEN:
                 return self._again(now)
             if phase is not Phase.SENT:

@@ -72,7 +72,9 @@ class Schedule:
         rng = self.rng
         prompt = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 12, 140, 700])))
         n = rng.choice([1, 5, 24, 64])
-        sampling = rng.choice([Sampling(), Sampling(temperature=0.8, seed=rng.randrange(1000)), Sampling(presence_penalty=1.0)])
+        sampling = rng.choice(
+            [Sampling(), Sampling(temperature=0.8, seed=rng.randrange(1000)), Sampling(presence_penalty=1.0)]
+        )
         request = GenerationRequest(prompt, n, sampling=sampling, deadline_s=DEADLINE_S)
         want = reference(prompt, n, LAYERS, sampling=sampling)
         if rng.random() < 0.2 and n > 1:
@@ -95,7 +97,21 @@ class Schedule:
         rng, room = self.rng, self.room
         self.tally.faults += 1
         kind = rng.choices(
-            ["kill", "restart", "freeze", "thaw", "evict", "cut", "mend", "loss", "pair", "drain", "slow", "pause", "cancel"],
+            [
+                "kill",
+                "restart",
+                "freeze",
+                "thaw",
+                "evict",
+                "cut",
+                "mend",
+                "loss",
+                "pair",
+                "drain",
+                "slow",
+                "pause",
+                "cancel",
+            ],
             [5, 9, 4, 8, 6, 2, 4, 4, 2, 1, 2, 1, 0.3],
         )[0]
         node = rng.choice(self.fragile)
@@ -197,4 +213,6 @@ def run_schedule(seed: int, faults: int, *, calm: bool) -> Tally:
         return schedule.run(faults)
     except Exception as error:
         lines = "\n".join(list(schedule.room.trace)[-400:])
-        raise AssertionError(f"seed {seed} calm={calm}: {error}\n{lines}\nseed {seed} calm={calm}: {error!r}") from error
+        raise AssertionError(
+            f"seed {seed} calm={calm}: {error}\n{lines}\nseed {seed} calm={calm}: {error!r}"
+        ) from error

@@ -7,6 +7,7 @@ are made up. Events are (time, order, what). ``trace`` has one line per event an
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -52,6 +53,7 @@ class SimNode:
     arith: str = "hash"
     inbox: list[Callable[[], None]] = field(default_factory=list)
     forgotten: Counter[SessionId] = field(default_factory=Counter)
+    wake_at: float = math.inf
 
     @property
     def responsive(self) -> bool:
@@ -115,6 +117,7 @@ class SimRoom:
 
     def _power(self, node: SimNode) -> None:
         node.hops = Hops(node.id)
+        node.wake_at = math.inf
         if node.layers:
             node.hops.held = Held(DIGEST, node.layers, node.generation)
             node.sessions = HashSessions(self.stage, node.layers, kv_bytes=1 << 30, bytes_per_token_layer=64)
@@ -291,12 +294,7 @@ class SimRoom:
 
     def idle(self, seconds: float) -> None:
         """Let time pass, timers of hops included."""
-        stop = self.now + seconds
-        while self.now < stop:
-            self.run(lambda: False, min(1.0, stop - self.now))
-            for node in self.nodes.values():
-                if node.responsive and self.now >= node.hops.deadline():
-                    self._hop_effects(node.id, node.hops.tick(self.now))
+        self.run(lambda: False, seconds)
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
@@ -365,6 +363,21 @@ class SimRoom:
 
         self.after(2 * self.latency_s, lambda: self.at_node(one.entry, refused))
 
+    def _wake_hops(self, one: SimNode) -> None:
+        """Have the node's hops ticked when they want it."""
+        due = one.hops.deadline()
+        if due >= one.wake_at:
+            return
+        one.wake_at = due
+
+        def tick() -> None:
+            if one.wake_at == due:
+                one.wake_at = math.inf
+                self._hop_effects(one.id, one.hops.tick(self.now))
+                self._wake_hops(one)
+
+        self.at(max(due, self.now), lambda: self.at_node(one.id, tick))
+
     def _hop_effects(self, node: NodeId, effects: list) -> None:  # type: ignore[type-arg] # a union
         for effect in effects:
             match effect:
@@ -389,6 +402,7 @@ class SimRoom:
                 return
             outcome = _outcome(one.sessions, job, self.now)
             self._hop_effects(node, one.hops.settle(job, outcome, self.now))
+            self._wake_hops(one)
 
         self.after(delay, lambda: self.at_node(node, settle))
 
@@ -427,6 +441,7 @@ class SimRoom:
                 self._session_effects(one, one.core.receive(message, source, self.now))
             return
         self._hop_effects(to, self.nodes[to].hops.receive(message, source, self.now))
+        self._wake_hops(self.nodes[to])
 
 
 def _outcome(sessions: HashSessions, job: Compute | ReadLog, now: float) -> Outcome:
