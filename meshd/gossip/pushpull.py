@@ -31,10 +31,15 @@ class PushPull:
 
     def learn(self, word: Word, now: float) -> Record | None:
         """A statement, of somebody or in our own name. Raises BadDatagram."""
+        mine = self._room.statement
+        if mine is not None and word.statement == mine.encoded:
+            return None
+        record = self._roster.learn_untrusted(word, now)
+        if record is not None:
+            return record
         said, body, signature = statement.read_untrusted(word.statement)
         if said.node_id != self._room.node_id:
-            return self._roster.learn_untrusted(word, now)
-        mine = self._room.statement
+            return None
         if mine is None or said.version < mine.version or said.encoded == mine.encoded:
             return None
         if self._verify(said.node_id, body, signature):

@@ -39,13 +39,19 @@ class Roster:
         self._verify = verify
         self._joined = joined
         self._accused = accused
+        self._newest: dict[bytes, Record] = {}  # by encoded statement: most rumours are old news, cheaply told
         self.forged = 0  # statements whose signature did not hold
 
     # --- statements
 
     def learn_untrusted(self, word: Word, now: float, *, via: str = "gossip") -> Record | None:
         """Merge what a node says of itself, from whomever. Returns its record. Raises BadDatagram."""
+        record = self._newest.get(word.statement)
+        if record is not None and (word.advert is None or not record.wants_advert):
+            return record
         said, body, signature = statements.read_untrusted(word.statement)
+        if said.node_id == self._room.node_id:
+            return None  # in our own name: not for us to believe
         record = self._room.records.get(said.node_id)
         known = record.belief.statement if record is not None else None
         if record is not None and known is not None and known.version >= said.version:
@@ -58,6 +64,8 @@ class Roster:
         if record is None:
             return self._newcomer(said, word, now, via)
         before = record.belief
+        if known is not None:
+            self._newest.pop(known.encoded, None)
         record.belief = merge(before, from_statement(said))
         if said.epoch > before.epoch:
             record.forget_run()
@@ -76,6 +84,7 @@ class Roster:
         return record
 
     def _stated(self, record: Record, word: Word) -> None:
+        self._newest[word.statement] = record
         blob = word.advert if word.advert is not None else record.blob
         if blob is not None:
             record.take_blob(blob)
@@ -150,6 +159,10 @@ class Roster:
         self._merge_accusation(record, verdict, now)
 
     def forgotten(self, node_id: NodeId) -> None:
+        """Its tombstone is old enough."""
+        record = self._room.records.get(node_id)
+        if record is not None and record.belief.statement is not None:
+            self._newest.pop(record.belief.statement.encoded, None)
         self._room.forget(node_id)
         self._room.effects.append(Changed())
 

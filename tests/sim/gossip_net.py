@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from meshd.gossip import peers_file
 from meshd.gossip.core import GossipCore
 from meshd.gossip.effects import Changed, Check, Effect, Event, Exchange, Send
 from meshd.gossip.settings import GossipSettings
@@ -77,6 +78,7 @@ class SimNode:
     frozen: bool = False
     unplugged: bool = False
     clock_offset: float = 0.0
+    remembered: list[Endpoint] = field(default_factory=list)  # what the file of peers would say
     inbox: list[tuple[bytes, int, Endpoint]] = field(default_factory=list)
     wake_at: float = -1.0
     sent_bytes: int = 0
@@ -115,6 +117,7 @@ class SimNet:
         self._say(f"start {index} epoch {node.epoch} join {join}")
         node.frozen = node.unplugged = False
         node.inbox.clear()
+        node.wake_at = -1.0
         self.by_address[endpoint(index, node.interface)] = index
         node.core = GossipCore(
             self.advert(node),
@@ -127,6 +130,8 @@ class SimNet:
         if self.health:
             self._sample(node, node.core)
         self.act(node, node.core.join([endpoint(j, self.nodes[j].interface) for j in join], self.local(node)))
+        if keep_epoch and node.remembered:
+            self.act(node, node.core.join(node.remembered, self.local(node), via="remembered"))
 
     def start_many(self, count: int, *, settle_s: float = 5.0) -> None:
         """Nodes 0..count-1, each joining the first, and time to settle."""
@@ -157,8 +162,13 @@ class SimNet:
         )
 
     def kill(self, index: int) -> None:
+        """SIGKILL: no word to anybody, the host refuses from now on."""
         self._say(f"kill {index}")
-        self.nodes[index].core = None
+        node = self.nodes[index]
+        if node.core is not None:
+            known = node.core.members(self.local(node))
+            node.remembered = peers_file.addresses(known) or node.remembered
+        node.core = None
 
     def unplug(self, index: int) -> None:
         """Nothing in, nothing out, no refusals; the process runs on."""
@@ -219,6 +229,9 @@ class SimNet:
         core = self.nodes[index].core
         assert core is not None, f"node {index} does not run"
         return core
+
+    def index(self, node: NodeId) -> int:
+        return self._index[node]
 
     def state(self, observer: int, subject: int) -> NodeStatus | None:
         return self.core(observer).state_of(node_id(subject))
