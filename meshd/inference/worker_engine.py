@@ -35,6 +35,7 @@ _STALLED_S: Final = 120.0  # loading makes progress or has failed: one tensor ne
 _ELEMENT_BYTES: Final = {"int8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _MAX_DROPS: Final = 1024
 _DYING_S: Final = 1.0
+_SILENT_MS: Final = 1000.0
 _TIMING: Final = LinkTiming(idle_ping_s=0.25, idle_silence_s=30.0)
 """A ping costs 0.1 ms, and a hop's answer to its own pings carries what the last one told. Silence of a process on the same
 device is a matter of load: half a minute of it means that the process is stopped."""
@@ -178,7 +179,9 @@ class WorkerEngine:
         except BadFrame:
             health = EngineHealth()
         if self._alive:
-            return health
+            # Pings come four times a second: a process that does not answer for longer is as good as busy.
+            silent_ms = (trio.current_time() - self._link.last_heard) * 1e3
+            return health if silent_ms < _SILENT_MS else replace(health, busy_ms=max(health.busy_ms, silent_ms))
         return replace(health, alive=False, busy_ms=0.0, reason=self._why())
 
     async def closed(self) -> str:

@@ -126,4 +126,13 @@ def test_top_p_over_more_than_the_first_candidates() -> None:
 
 def test_logits_that_are_not_finite_are_the_engines_fault() -> None:
     with pytest.raises(EngineFailed):
-        draw(torch.tensor([[0.0, float("nan")]]), 0, Sampling())
+        draw(torch.tensor([[0.0, float("nan"), 1.0]]), 0, Sampling())
+    with pytest.raises(EngineFailed):
+        draw(torch.tensor([[0.0, float("inf")]]), 0, Sampling())
+
+
+def test_tokens_that_the_model_rules_out_are_never_drawn() -> None:
+    row = [float("-inf"), 0.0, float("-inf"), 0.0]
+    assert {one(row, Sampling(temperature=1.0, seed=s)) for s in range(20)} == {1, 3}
+    assert one(row, Sampling(temperature=1.0, top_p=0.3)) == 1
+    assert one(row, Sampling()) == 1

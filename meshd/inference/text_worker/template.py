@@ -116,8 +116,15 @@ def _content(message: Mapping[str, Any], at: int) -> str:
     return "".join(texts)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=bool(options.get("ensure_ascii", False)), indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """In the argument order of the Hub's own filter. jinja2's would escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: object) -> NoReturn:

@@ -27,6 +27,7 @@ from meshd.inference.worker.vitals import Vitals
 from meshd.links.wire import Message
 
 if TYPE_CHECKING:
+    from meshd.inference.worker.loop import Loop
     from meshd.inference.worker.stage import Stage
 
 _NICE = 5  # the daemon's beats go before arithmetic
@@ -44,15 +45,12 @@ def main(arguments: list[str]) -> int:
         try:
             config = codec.config_untrusted(call.message)
             stage, loaded = _load(config, _Progress(link, call.stream))
+            loop = _loop(stage, loaded, link, config, vitals)
         except Exception as error:  # noqa: BLE001  # every reason goes to the daemon, in its words
             link.fail(call.stream, error if isinstance(error, MeshdError) else _failure(error))
             _wait_for_end(link)
         link.reply(call.stream, codec.loaded_message(loaded))
-
-        from meshd.inference.worker.loop import Loop  # noqa: PLC0415  # brings torch: not before LOAD is being answered
-
-        rows = chunk_rows(loaded.layer_ms_64 * len(config.layers), config.prefill_rows)
-        Loop(stage, link, replace(config, prefill_rows=rows), vitals).run_forever()
+        loop.run_forever()
     return 0
 
 
@@ -106,6 +104,13 @@ def _load(config: codec.WorkerConfig, progress: Callable[[float], None]) -> tupl
         private_bytes=stage.private_bytes,
         warnings=tuple(stage.warnings),
     )
+
+
+def _loop(stage: Stage, loaded: codec.Loaded, link: WorkerLink, config: codec.WorkerConfig, vitals: Vitals) -> Loop:
+    from meshd.inference.worker.loop import Loop  # noqa: PLC0415  # as the stage
+
+    rows = chunk_rows(loaded.layer_ms_64 * len(config.layers), config.prefill_rows)
+    return Loop(stage, link, replace(config, prefill_rows=rows), vitals)
 
 
 class _Progress:
