@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ import trio.testing
 from meshd.errors import Busy, CallerError, EngineFailed, ModelRefused
 from meshd.inference import text_engine
 from meshd.inference.text_engine import TextEngine
+from meshd.inference.text_worker import wire
 from tests.inference.tokenizers_on_disk import byte_level
 
 FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -113,6 +117,18 @@ def test_a_template_that_never_ends_leaves_the_tokenizer(tmp_path: Path) -> None
             assert await text.decode(await text.encode("a b")) == "a b"
 
     within(scenario)
+
+
+def test_a_worker_in_an_endless_template_ends_with_its_daemon(tmp_path: Path) -> None:
+    byte_level(tmp_path, template=FOR_EVER)
+    ours, theirs = socket.socketpair()
+    arguments = [sys.executable, "-m", "meshd.inference.text_worker", str(theirs.fileno()), str(tmp_path)]
+    with subprocess.Popen(arguments, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        ours.recv(1000)  # its hello
+        ours.sendall(wire.pack({"op": "turn_end"}))
+        ours.close()
+        assert process.wait(60) == 0
 
 
 def test_a_caller_that_leaves_does_not_tear_the_exchange(tmp_path: Path) -> None:

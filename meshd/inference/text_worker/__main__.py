@@ -7,9 +7,12 @@ it does not need: memory beyond a bound. The time limit is the daemon's, which k
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +29,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
     sock = socket.socket(fileno=int(arguments[0]))
+    threading.Thread(target=_end_with, args=(sock,), daemon=True).start()
     stream = sock.makefile("rb")
     try:
         model = TextModel(Path(arguments[1]))
@@ -58,6 +62,14 @@ def _answer(model: TextModel, request: dict[str, Any]) -> dict[str, Any]:
 
 def _refusal(error: MeshdError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "param": error.param}
+
+
+def _end_with(sock: socket.socket) -> None:
+    """End when the daemon is gone, also from within a template that never ends."""
+    poll = select.poll()
+    poll.register(sock, 0)  # nothing asked for: only the other end's hanging up is told
+    poll.poll()
+    os._exit(0)
 
 
 def _limit_memory() -> None:

@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
     """Serve until the daemon closes the socket."""
     _step_back()
     vitals = Vitals(time.monotonic)
-    link = WorkerLink(socket.socket(fileno=int(arguments[0])), vitals.snapshot)
+    # Whatever is being computed or loaded is nobody's any more, and its memory is wanted by the next worker.
+    link = WorkerLink(socket.socket(fileno=int(arguments[0])), vitals.snapshot, on_end=lambda: os._exit(0))
     link.start()
     with contextlib.suppress(EOFError):
         call = _first_call(link)

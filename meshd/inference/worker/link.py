@@ -41,11 +41,18 @@ class Withdrawn:
 
 
 class WorkerLink:
-    """The link of one worker. ``state`` makes what a PONG carries, in the reader's thread: it must be quick and not lock."""
+    """The link of one worker. ``state`` makes what a PONG carries, in the reader's thread: it must be quick and not lock.
+    ``on_end`` is called there when the daemon is gone, for a worker that has no turn in which to notice."""
 
-    def __init__(self, sock: socket.socket, state: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        state: Callable[[], Mapping[str, Any]],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._socket = sock
         self._state = state
+        self._on_end = on_end
         self._mux = Multiplexer(dialler=False)
         self._queue: deque[Call | Withdrawn] = deque()
         self._closed = False
@@ -114,6 +121,7 @@ class WorkerLink:
             pass  # the daemon is gone or speaks no frames: either way there is nobody to answer
         finally:
             self._close()
+            self._on_end()
 
     def _take_event(self, event: Event) -> None:
         match event:
