@@ -12,7 +12,7 @@ from typing import Final
 
 from meshd.errors import BadFrame
 from meshd.links.flow import STREAM_WINDOW_BYTES
-from meshd.links.frame import Data, Head, cost_bytes
+from meshd.links.frame import Data, Head
 from meshd.links.wire import Message
 
 HELD_BYTES: Final = STREAM_WINDOW_BYTES // 4
@@ -45,9 +45,8 @@ class Assembler:
         """The declared body of the message in progress."""
         return self._open.body_bytes if self._open else 0
 
-    def add_untrusted(self, frame: Head | Data) -> tuple[int, Inbound | None]:
+    def add_untrusted(self, frame: Head | Data, cost: int) -> tuple[int, Inbound | None]:
         """The credit that may go back at once, and the message this frame completes. Raises only BadFrame."""
-        cost = cost_bytes(frame)
         if isinstance(frame, Head):
             if self._open is not None:
                 raise BadFrame(f"a message begins before {self._missing_bytes} bytes of the last one came")

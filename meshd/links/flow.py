@@ -93,7 +93,7 @@ class _Lane:
     __slots__ = ("frames", "queued_bytes", "window")
 
     def __init__(self) -> None:
-        self.frames: deque[Head | Data | End | Err] = deque()
+        self.frames: deque[tuple[int, Head | Data | End | Err]] = deque()  # each with its cost
         self.window = SendWindow()
         self.queued_bytes = 0
 
@@ -101,12 +101,8 @@ class _Lane:
         """The cost of the next frame if it may go now, else None."""
         if not self.frames:
             return None
-        cost = _cost(self.frames[0])
+        cost = self.frames[0][0]
         return cost if self.window.open_for(cost) else None
-
-
-def _cost(frame: Head | Data | End | Err) -> int:
-    return cost_bytes(frame) if isinstance(frame, (Head, Data)) else 0
 
 
 class Outbox:
@@ -137,8 +133,9 @@ class Outbox:
     def push(self, frame: Head | Data | End | Err) -> None:
         """The stream's next frame; it goes after all its earlier ones. Raises KeyError for a stream that is not open."""
         lane = self._lanes[frame.stream]
-        lane.frames.append(frame)
-        lane.queued_bytes += _cost(frame)
+        cost = cost_bytes(frame) if isinstance(frame, (Head, Data)) else 0
+        lane.frames.append((cost, frame))
+        lane.queued_bytes += cost
         if len(lane.frames) == 1:
             self._list(frame.stream, lane)
 
@@ -172,8 +169,7 @@ class Outbox:
         if stream is None:
             return None
         lane = self._lanes[stream]
-        frame = lane.frames.popleft()
-        cost = _cost(frame)
+        cost, frame = lane.frames.popleft()
         lane.window.take(cost)
         lane.queued_bytes -= cost
         self._unlist(stream)

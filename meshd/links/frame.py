@@ -237,15 +237,16 @@ def _unpack(payload: Buffer) -> Any:
 
 def _check_plain(value: object) -> None:
     """Every key a string, nesting within bounds. Level by level, so that depth costs no recursion."""
-    level: list[object] = [value]
+    level = [value]
     for _ in range(MAX_DEPTH):
         deeper: list[object] = []
         for item in level:
-            if isinstance(item, dict):
-                if not all(isinstance(key, str) for key in item):
-                    raise BadFrame("a map key that is not a string")
+            if type(item) is dict:
+                for key in item:
+                    if type(key) is not str:
+                        raise BadFrame("a map key that is not a string")
                 deeper += item.values()
-            elif isinstance(item, list):
+            elif type(item) is list:
                 deeper += item
         if not deeper:
             return

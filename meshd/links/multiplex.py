@@ -229,7 +229,8 @@ class Multiplexer:
             for buffer in encode(frame):
                 buffers.append(buffer)
                 size += len(buffer)
-            self._sent(frame)
+            if not isinstance(frame, Data):
+                self._sent(frame)
         return b"".join(buffers)
 
     def _sent(self, frame: Frame) -> None:
@@ -300,11 +301,13 @@ class Multiplexer:
             if state is not None and state.sending:
                 raise BadFrame(f"content after the end of stream {stream}")
             return None
-        state.window.charge(cost_bytes(frame))
+        cost = cost_bytes(frame)
+        state.window.charge(cost)
         if isinstance(frame, Head) and not self._reserve(stream, frame):
             return Failed(stream, Busy("the peer sent more than this node will keep unread"))
-        spare, inbound = state.assembler.add_untrusted(frame)
-        self._give_back(stream, state, spare)
+        spare, inbound = state.assembler.add_untrusted(frame, cost)
+        if spare:
+            self._give_back(stream, state, spare)
         if inbound is None:
             return None
         if state.opened:
