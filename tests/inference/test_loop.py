@@ -140,7 +140,7 @@ class Bench:
     def ask(self, message: Message) -> int:
         stream = self.desk.next_stream
         self.desk.next_stream += 2
-        self.desk.inbox.append(Call(stream, message))
+        self.desk.inbox.append(Call(stream, message, self.now))
         return stream
 
     def run(self, session: str, start: int, ids: Sequence[int], **more: Any) -> int:
@@ -252,6 +252,14 @@ def test_outcomes_that_are_errors() -> None:
     assert isinstance(bench.error(odd), PeerError)
     assert isinstance(bench.error(torn), BadFrame)
     assert bench.ran(fine).rows == floats((1, 0))
+
+
+def test_waiting_is_told_apart_from_computing() -> None:
+    bench = Bench()
+    stream = bench.run("a", 0, [1])
+    bench.now = 0.25
+    bench.turns()
+    assert (bench.ran(stream).queue_ms, bench.ran(stream).compute_ms) == (250.0, 0.0)
 
 
 def test_a_full_queue_is_busy() -> None:

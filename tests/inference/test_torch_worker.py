@@ -145,3 +145,27 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
                     await WorkerEngine.spawn(nursery, tmp_path, SPEC, WHOLE, generation=1, log=print)
 
     trio.run(scenario)
+
+
+@pytest.mark.model
+def test_smollm2_knows_a_capital(smollm2: Path) -> None:
+    layers = LayerRange(0, 30)
+    spec = ModelSpec("SmolLM2-135M", "d", "bf16", 30, 576, 49152, (1,) * 30, 1, 1, True, 768, 8192)
+    prompt = [504, 3575, 282, 4649, 314]
+
+    async def scenario() -> None:
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                engine = await WorkerEngine.spawn(
+                    nursery, smollm2, spec, layers, generation=1, log=print, options=OPTIONS
+                )
+                assert engine.info.deterministic
+                (choice,) = (
+                    await engine.run(
+                        Run(SessionId("s"), layers, 0, 5, 1, 5, ids_of(*prompt), reserve_tokens=64, sampling=Sampling())
+                    )
+                ).choices
+                assert (choice.position, choice.token) == (5, 7042)
+                await engine.aclose()
+
+    trio.run(scenario)

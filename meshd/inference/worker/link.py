@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ _RECEIVE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request; answer it on ``stream``."""
+    """A request; answer it on ``stream``. ``arrived`` is monotonic seconds."""
 
     stream: int
     message: Message
+    arrived: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class WorkerLink:
                 self._mux.pong(nonce, self._state())
             case Opened(stream, inbound) | Arrived(stream, inbound):
                 self._mux.consumed(stream, inbound)
-                self._queue.append(Call(stream, inbound.message))
+                self._queue.append(Call(stream, inbound.message, time.monotonic()))
             case Cancelled(stream) | Failed(stream):
                 self._queue.append(Withdrawn(stream))
             case _:

@@ -160,7 +160,7 @@ class Loop:
             raise BadTensor(f"tokens are drawn at the model's end, not after {run.layers}")
         rows = self._rows(run.layers, run.rows, run.n)
         self._batcher.offer(call.stream, run.session, start=run.start, n=run.n, emit=run.emit, size_bytes=len(run.rows))
-        self._runs[call.stream] = _Running(run, rows, self._clock())
+        self._runs[call.stream] = _Running(run, rows, call.arrived)
 
     def _rows(self, layers: LayerRange, body: bytes, n: int) -> torch.Tensor:
         if layers.start == 0:
