@@ -197,7 +197,7 @@ class GossipCore:
         self._enter(now)
         record = self._room.records.get(node_id)
         if ok and record is not None:
-            self._detector.vouched(node_id, now)
+            self._detector.vouched(node_id)
             self._alive(record, now)
         return self._done(now)
 
@@ -230,7 +230,7 @@ class GossipCore:
         kind, subject = key
         if kind == "spread":
             self._spread(now)
-        elif kind in ("probe", "relay"):
+        elif kind in ("probe", "repeat", "late", "verdict", "relay"):
             self._detector.timer(key, now)
         elif kind == "suspect":
             self._roster.suspicion_over(NodeId(str(subject)), now)

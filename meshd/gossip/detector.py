@@ -6,6 +6,9 @@ is probed exactly once a period, each time by somebody else; with SWIM's indepen
 after one death in a hundred (simulated, 40 nodes). Members that others accuse jump the queue now and then, so that a
 suspicion is confirmed or refuted soon. Calls ``accuse`` at most once a period and knows nothing of what follows from it.
 
+When our own health is in doubt the verdict waits longer, the next probe does not: where half a room loses its power at once
+a detector that waits with both needs a minute to notice (simulated).
+
 A ping is repeated until answered, each repetition under its own sequence number (so a late answer still measures the right
 round trip) and to the next of the member's addresses (so one dead interface costs 125 ms).
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from meshd.gossip.effects import Check
@@ -30,9 +33,11 @@ _VERIFIERS: Final = 3.0  # how many of the room look into a suspicion at once, o
 
 @dataclass(slots=True)
 class _Probe:
+    """``number`` names it in timers."""
+
+    number: int
     target: NodeId
     started: float
-    pings: dict[int, float] = field(default_factory=dict)  # sequence number -> when sent
     repeat: int = 0
     helpers: int = 0
     nacks: int = 0
@@ -46,19 +51,21 @@ class _Relay:
 
 
 class SwimDetector:
-    """Timer keys ``("probe", stage)`` and ``("relay", seq)`` are its own."""
+    """Timer keys ``("probe", None)``, ``("repeat" | "late" | "verdict", number)`` and ``("relay", seq)`` are its own."""
 
     def __init__(self, room: Room, accuse: Callable[[Record, float], None]) -> None:
         self._room = room
         self._accuse = accuse
+        self._accused_at = -1e9
         self._urgent: deque[NodeId] = deque(maxlen=8)
-        self._probe: _Probe | None = None
+        self._probes: dict[int, _Probe] = {}
+        self._pings: dict[int, tuple[_Probe, float]] = {}  # sequence number -> whose ping, when sent
         self._relays: dict[int, _Relay] = {}
         self._seq = room.rng.randrange(1 << 16)
 
     def start(self, now: float) -> None:
         """Begin at a random phase, so that a room powered up together does not probe in step."""
-        self._room.timers.set(("probe", "next"), now + self._room.rng.random() * self._room.settings.period_s)
+        self._room.timers.set(("probe", None), now + self._room.rng.random() * self._room.settings.period_s)
 
     def accused(self, record: Record) -> None:
         """Somebody else accuses it: perhaps look for ourselves next."""
@@ -71,36 +78,38 @@ class SwimDetector:
             self._urgent.append(record.node_id)
 
     def abandon(self, now: float) -> None:
-        """No verdict on the probe under way: we were away ourselves."""
-        if self._probe is not None:
-            self._finish(now + self._room.settings.period_s)
+        """No verdict on the probes under way: we were away ourselves."""
+        for probe in list(self._probes.values()):
+            self._finish(probe)
+        self._room.timers.set(("probe", None), now + self._room.settings.period_s * self._room.rng.random())
 
     # --- timers
 
     def timer(self, key: tuple[str, object], now: float) -> None:
-        if key[0] == "relay":
-            self._give_up(key[1], now)
-        elif key[1] == "next":
+        stage, number = key
+        if stage == "probe":
             self._begin(now)
-        elif self._probe is not None:
-            match key[1]:
-                case "repeat":
-                    self._ping(self._probe, now)
-                case "late":
-                    self._ask_others(self._probe, now)
-                case _:
-                    self._verdict(self._probe, now)
+        elif stage == "relay":
+            self._give_up(number, now)
+        elif isinstance(number, int) and (probe := self._probes.get(number)) is not None:
+            if stage == "repeat":
+                self._ping(probe, now)
+            elif stage == "late":
+                self._ask_others(probe, now)
+            else:
+                self._judge(probe, now)
 
     def _begin(self, now: float) -> None:
         settings, timers = self._room.settings, self._room.timers
+        timers.set(("probe", None), now + settings.period_s)
         target = self._choose()
         if target is None:
-            timers.set(("probe", "next"), now + settings.period_s)
             return
-        self._probe = _Probe(target.node_id, now)
-        timers.set(("probe", "late"), now + settings.ping_timeout_s)
-        timers.set(("probe", "end"), now + settings.period_s * (1 + self._room.awareness.score))
-        self._ping(self._probe, now)
+        number = self._next_seq()
+        self._probes[number] = probe = _Probe(number, target.node_id, now)
+        timers.set(("late", number), now + settings.ping_timeout_s)
+        timers.set(("verdict", number), now + settings.period_s * (1 + self._room.awareness.score))
+        self._ping(probe, now)
 
     def _choose(self) -> Record | None:
         while self._urgent:
@@ -122,7 +131,7 @@ class SwimDetector:
         endpoints = record.endpoints() if record is not None else []
         if record is not None and endpoints:
             seq = self._next_seq()
-            probe.pings[seq] = now
+            self._pings[seq] = (probe, now)
             self._room.send(
                 Kind.PING,
                 endpoints[probe.repeat % len(endpoints)],
@@ -135,7 +144,7 @@ class SwimDetector:
             )
         probe.repeat += 1
         if probe.repeat < len(settings.ping_repeats_s):
-            self._room.timers.set(("probe", "repeat"), probe.started + settings.ping_repeats_s[probe.repeat])
+            self._room.timers.set(("repeat", probe.number), probe.started + settings.ping_repeats_s[probe.repeat])
 
     def _accusation(self, record: Record) -> list[bytes]:
         """What a suspect is told with each ping, so that it can answer to that."""
@@ -155,31 +164,35 @@ class SwimDetector:
         for helper in self._room.sample(able, settings.helpers):
             probe.helpers += 1
             seq = self._next_seq()
-            probe.pings[seq] = now
+            self._pings[seq] = (probe, now)
             self._room.send(Kind.PING_REQ, helper.endpoints()[0], now, seq=seq, subject=record.node_id)
 
-    def _verdict(self, probe: _Probe, now: float) -> None:
+    def _judge(self, probe: _Probe, now: float) -> None:
+        allowed = self._accused_at + self._room.settings.period_s
+        if now < allowed:
+            self._room.timers.set(("verdict", probe.number), allowed)
+            return
         record = self._room.records.get(probe.target)
-        self._finish(now)
+        self._finish(probe)
         if record is None or not record.live:
             return
         if record.last_heard_at is not None and record.last_heard_at >= probe.started:
             record.direct_failures += 1  # it is there, our datagrams or its answers are not
             return
-        missing = probe.helpers - probe.nacks
-        self._room.awareness.change(missing if probe.helpers else 1)
+        if probe.nacks < probe.helpers or not probe.helpers:
+            self._room.awareness.change(1)  # not even the helpers answered: perhaps it is us
+        self._accused_at = now
         self._accuse(record, now)
 
-    def _finish(self, next_at: float) -> None:
-        self._probe = None
-        timers = self._room.timers
-        for stage in ("repeat", "late", "end"):
-            timers.cancel(("probe", stage))
-        timers.set(("probe", "next"), next_at)
+    def _finish(self, probe: _Probe) -> None:
+        del self._probes[probe.number]
+        for stage in ("repeat", "late", "verdict"):
+            self._room.timers.cancel((stage, probe.number))
+        self._pings = {seq: ping for seq, ping in self._pings.items() if ping[0] is not probe}
 
-    def _succeed(self, probe: _Probe, now: float) -> None:
+    def _succeed(self, probe: _Probe) -> None:
         self._room.awareness.change(-1)
-        self._finish(max(now, probe.started + self._room.settings.period_s))
+        self._finish(probe)
 
     # --- datagrams and reports
 
@@ -193,20 +206,27 @@ class SwimDetector:
                 self._answered(datagram.seq, sender, now)
             case Kind.PING_REQ if datagram.subject is not None:
                 self._help(datagram.subject, datagram.seq, source, now)
-            case Kind.RELAYED if self._is_mine(datagram):
-                self.vouched(datagram.subject, now)
-            case Kind.NACK if self._probe is not None and self._is_mine(datagram):
-                self._probe.nacks += 1
+            case Kind.RELAYED if (probe := self._asked(datagram)) is not None:
+                self._vouched(probe)
+            case Kind.NACK if (probe := self._asked(datagram)) is not None:
+                probe.nacks += 1
             case _:
                 pass
 
-    def vouched(self, node_id: NodeId | None, now: float) -> None:
-        """Others, or TCP, reached the target of this probe: no verdict, but the direct way is in doubt."""
-        probe = self._probe
-        if probe is not None and probe.target == node_id:
-            if (record := self._room.records.get(probe.target)) is not None:
-                record.direct_failures += 1
-            self._succeed(probe, now)
+    def vouched(self, node_id: NodeId) -> None:
+        """TCP reached it: no verdict on it, but the direct way of datagrams is in doubt."""
+        for probe in [p for p in self._probes.values() if p.target == node_id]:
+            self._vouched(probe)
+
+    def _vouched(self, probe: _Probe) -> None:
+        if (record := self._room.records.get(probe.target)) is not None:
+            record.direct_failures += 1
+        self._succeed(probe)
+
+    def _asked(self, datagram: Datagram) -> _Probe | None:
+        """The probe that a helper's answer belongs to."""
+        probe, _ = self._pings.get(datagram.seq, (None, 0.0))
+        return probe if probe is not None and probe.target == datagram.subject else None
 
     def _answer(self, datagram: Datagram, sender: NodeId, source: Endpoint, now: float) -> None:
         introduced = any(isinstance(r, Word) and r.advert is not None for r in datagram.rumours)
@@ -219,16 +239,12 @@ class SwimDetector:
             del self._relays[seq]
             self._room.timers.cancel(("relay", seq))
             self._room.send(Kind.RELAYED, relay.reply_to, now, seq=relay.their_seq, subject=sender)
-        probe = self._probe
-        if probe is not None and probe.target == sender and seq in probe.pings:
+        probe, sent_at = self._pings.get(seq, (None, 0.0))
+        if probe is not None and probe.target == sender:
             record = self._room.records[sender]
-            record.measured(now - probe.pings[seq])
+            record.measured(now - sent_at)
             record.direct_failures = 0
-            self._succeed(probe, now)
-
-    def _is_mine(self, datagram: Datagram) -> bool:
-        probe = self._probe
-        return probe is not None and datagram.seq in probe.pings and datagram.subject == probe.target
+            self._succeed(probe)
 
     def _help(self, target: NodeId, their_seq: int, source: Endpoint, now: float) -> None:
         record = self._room.records.get(target)

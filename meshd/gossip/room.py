@@ -47,6 +47,7 @@ class Room:
         self.effects: list[Effect] = []
         self.statement: Statement | None = None  # our own newest
         self.blob = b""  # our own advert
+        self.unaccused = 0  # members believed alive, ourselves not counted
         self._health: tuple[bytes, float] | None = None
         self._fresh: OrderedDict[NodeId, None] = OrderedDict()  # whose health we know, freshest last
         self._whose: dict[bytes, NodeId | None] = {}  # health prefixes; None where two members share one

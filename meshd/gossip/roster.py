@@ -78,6 +78,7 @@ class Roster:
             return None
         record = Record(said.node_id, from_statement(said), now, via=via)
         self._room.admit(record)
+        self._room.unaccused += 1
         self._stated(record, word)
         self._joined(record, now)
         self._announce(record)
@@ -179,10 +180,13 @@ class Roster:
         room, after = self._room, record.belief
         if after.rank is not before.rank:
             record.since = now
+            room.unaccused += (after.rank is Rank.ALIVE) - (before.rank is Rank.ALIVE)
         if after.rank is Rank.ALIVE and before.rank in (Rank.SUSPECT, Rank.DEAD) and after.epoch == before.epoch:
             record.flapped(now)
         if after.rank is Rank.SUSPECT:
             self._suspect(record, now)
+            if room.unaccused <= room.settings.confirmations:
+                self._hurry()
         else:
             record.suspicion = None
             room.timers.cancel(("suspect", record.node_id))
@@ -211,10 +215,22 @@ class Roster:
             )
         self._time(record)
 
+    def _hurry(self) -> None:
+        """Too few are left to confirm anything: what runs need not wait for them."""
+        for record in self._room.records.values():
+            if record.suspicion is not None:
+                self._time(record)
+
     def _time(self, record: Record) -> None:
         assert record.suspicion is not None  # noqa: S101 - both callers have just looked
-        deadline = record.suspicion.deadline(len(record.belief.accusers))
+        accusers = record.belief.accusers
+        heard_already = sum(self._unaccused(node) for node in accusers)
+        deadline = record.suspicion.deadline(len(accusers), self._room.unaccused - heard_already)
         self._room.timers.set(("suspect", record.node_id), deadline)
+
+    def _unaccused(self, node_id: NodeId) -> bool:
+        record = self._room.records.get(node_id)
+        return record is not None and record.belief.rank is Rank.ALIVE
 
     def _announce(self, record: Record) -> None:
         """One event for each change of run or rank, once the advert (and so the name) of that run is known."""

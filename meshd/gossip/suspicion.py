@@ -25,12 +25,13 @@ class Suspicion:
     longest_s: float
     wanted: int
 
-    def deadline(self, accusers: int) -> float:
-        """When it is dead if that many have accused it and it stays silent."""
+    def deadline(self, accusers: int, able: int) -> float:
+        """When it is dead if that many have accused it and it stays silent; ``able`` others could still confirm it."""
         confirmations = max(0, accusers - 1)
-        if self.wanted == 0 or confirmations >= self.wanted:
+        wanted = min(self.wanted, confirmations + able)
+        if confirmations >= wanted:
             return self.started + self.shortest_s
-        share = log(confirmations + 1) / log(self.wanted + 1)
+        share = log(confirmations + 1) / log(wanted + 1)
         return self.started + self.longest_s - share * (self.longest_s - self.shortest_s)
 
 

@@ -17,14 +17,14 @@ from meshd.vocabulary import Endpoint, NodeId
 
 
 class WindowDetector:
-    """Timer keys ``("probe", "beat")`` are its own."""
+    """Timer keys ``("probe", None)`` are its own."""
 
     def __init__(self, room: Room, judged: Callable[[Record, Rank, float], None]) -> None:
         self._room = room
         self._judged = judged
 
     def start(self, now: float) -> None:
-        self._room.timers.set(("probe", "beat"), now + self._room.rng.random() * self._room.settings.period_s)
+        self._room.timers.set(("probe", None), now + self._room.rng.random() * self._room.settings.period_s)
 
     def accused(self, record: Record) -> None:
         """Nothing to look into: its own silence decides."""
@@ -35,12 +35,12 @@ class WindowDetector:
             if record.last_heard_at is not None:
                 record.last_heard_at = max(record.last_heard_at, now - self._room.settings.period_s)
 
-    def vouched(self, node_id: NodeId | None, now: float) -> None:
+    def vouched(self, node_id: NodeId) -> None:
         """Hearsay does not count here."""
 
     def timer(self, _key: tuple[str, object], now: float) -> None:
         settings = self._room.settings
-        self._room.timers.set(("probe", "beat"), now + settings.period_s)
+        self._room.timers.set(("probe", None), now + settings.period_s)
         for record in list(self._room.records.values()):
             if record.incompatible is None and record.belief.rank is not Rank.LEFT:
                 self._judge(record, now)
