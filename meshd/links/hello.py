@@ -6,7 +6,8 @@ on the bare stream, before the link's tasks: the caller sets the deadline. Event
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
@@ -36,7 +37,8 @@ class Greeting:
         In TLS 1.3 a dialler has finished its handshake before the acceptor looks at its certificate, so a refused
         certificate shows only here, and only as a closed connection.
         """
-        self._id = self.mux.open(Message(KIND, mine))
+        with _own_hello():
+            self._id = self.mux.open(Message(KIND, mine))
         self.mux.end(self._id)
         try:
             await self._flush()
@@ -52,7 +54,8 @@ class Greeting:
 
     async def answer(self, mine: Mapping[str, Any]) -> None:
         """Accept. Raises LinkLost."""
-        self.mux.send(self._id, Message(KIND, mine))
+        with _own_hello():
+            self.mux.send(self._id, Message(KIND, mine))
         self.mux.end(self._id)
         await self._flush()
 
@@ -96,6 +99,14 @@ class Greeting:
                 raise BadFrame("a link that does not begin with a hello")
             case _:
                 return None
+
+
+@contextmanager
+def _own_hello() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise LinkLost(f"this node's own hello cannot be sent: {error}") from error
 
 
 def node_id_untrusted(hello: Mapping[str, Any]) -> NodeId:

@@ -63,12 +63,14 @@ class PeerLink:
         mux: Multiplexer,
         peer: NodeId,
         *,
+        run_id: object = None,
         accept: Callable[[PeerStream], None],
         pong_state: Callable[[], Mapping[str, Any]] = dict,
         on_pong: Callable[[NodeId, Mapping[str, Any]], None] | None = None,
         early: Iterable[Event] = (),
         timing: LinkTiming | None = None,
     ) -> None:
+        self.run_id = run_id
         self.bulk_link: Callable[[], Awaitable[PeerLink]] | None = None
         self._peer = peer
         self._transport = transport

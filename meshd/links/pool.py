@@ -5,7 +5,8 @@ callbacks (addresses, hello, what was heard), and nothing of what streams carry.
 
 Invariants: no link without a proven (TLS) or at least claimed (plain) node id that is not barred and not our own; nobody holds
 a greeting slot longer than `PoolSettings.greet_s`; connections are bounded; a pair may have several (both dialled at once), the
-newest carries new streams. Without a mesh key links are plain: the caller keeps them on loopback or was told to.
+newest carries new streams; a hello of another run (its ``boot`` differs) closes what is left of the old one. Without a mesh key
+links are plain: the caller keeps them on loopback or was told to.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class LinkPool:
             await greeting.refuse(error)
             raise
         await greeting.answer(self._mine(MAIN))
-        return self._link(stream, greeting, peer), BULK if theirs.get("role") == BULK else MAIN
+        return self._link(stream, greeting, peer, theirs), BULK if theirs.get("role") == BULK else MAIN
 
     # --- going out ----------------------------------------------------------------------------------------------------
 
@@ -289,6 +290,9 @@ class LinkPool:
                         link = await self._greet_outbound(endpoint, expect, role)
                     except MeshdError as error:
                         failures.append(error)
+                    except Exception as error:  # noqa: BLE001  # what a peer says must not stop the node; logged whole
+                        _log.exception("greeting %s failed", endpoint)
+                        failures.append(LinkLost(f"{endpoint}: internal error ({type(error).__name__})"))
                     else:
                         won.append(link)
                         nursery.cancel_scope.cancel()
@@ -320,7 +324,7 @@ class LinkPool:
                 self._check_id(proven, expect)
             greeting = hello.Greeting(stream, dialler=True)
             theirs = await greeting.ask(self._mine(role))
-            link = self._link(stream, greeting, self._check(theirs, proven, expect, endpoint))
+            link = self._link(stream, greeting, self._check(theirs, proven, expect, endpoint), theirs)
             self._adopt(link, role)
         except BaseException as error:
             await trio.aclose_forcefully(transport)
@@ -361,11 +365,12 @@ class LinkPool:
         if expect is not None and claimed != expect:
             raise WrongPeer(f"{claimed[:8]} answers there, not {expect[:8]}")
 
-    def _link(self, stream: trio.abc.Stream, greeting: hello.Greeting, peer: NodeId) -> PeerLink:
+    def _link(self, stream: trio.abc.Stream, greeting: hello.Greeting, peer: NodeId, theirs: Hello) -> PeerLink:
         return PeerLink(
             stream,
             greeting.mux,
             peer,
+            run_id=theirs.get("boot"),
             accept=self._offer,
             pong_state=self._pong_state,
             on_pong=self._on_pong,
@@ -378,7 +383,11 @@ class LinkPool:
         nursery = self._running()
         if role == MAIN:
             link.bulk_link = lambda: self._bulk(link)
-        links = self._links.setdefault(link.peer, {MAIN: [], BULK: []})[role]
+        pair = self._links.setdefault(link.peer, {MAIN: [], BULK: []})
+        for other in (*pair[MAIN], *pair[BULK]):
+            if other.run_id != link.run_id:  # its process is gone, though nobody may have told this connection
+                other.close("the peer restarted")
+        links = pair[role]
         links.append(link)
         if len(links) > self._settings.max_per_pair:
             min(links[:-1], key=lambda other: other.streams).close("superseded")

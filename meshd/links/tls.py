@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from meshd.errors import LinkLost, MeshdError, WrongPeer
+from meshd.errors import LinkLost, MeshdError, StateError, WrongPeer
 from meshd.identity.certificates import authority_pem, leaf_pem, node_id_untrusted
 from meshd.identity.mesh_key import KeyRing
 from meshd.identity.node_key import NodeKey
@@ -28,13 +28,19 @@ class LinkTls:
     """This node's two contexts under one ring."""
 
     def __init__(self, key: NodeKey, ring: KeyRing) -> None:
+        """Raises StateError when there is no temporary folder: ssl reads keys from files only."""
         authorities = "".join(authority_pem(mesh_key).decode() for mesh_key in ring.keys)
-        with tempfile.TemporaryDirectory(prefix="meshd-") as folder:  # 0700; ssl reads keys from files only
-            shown = Path(folder) / "leaf.pem"
-            shown.touch(mode=0o600)
-            shown.write_bytes(leaf_pem(key, ring.first) + key.pem())
-            self._server = _context(ssl.PROTOCOL_TLS_SERVER, shown, authorities)
-            self._client = _context(ssl.PROTOCOL_TLS_CLIENT, shown, authorities)
+        try:
+            with tempfile.TemporaryDirectory(prefix="meshd-") as folder:  # 0700
+                shown = Path(folder) / "leaf.pem"
+                shown.touch(mode=0o600)
+                shown.write_bytes(leaf_pem(key, ring.first) + key.pem())
+                self._server = _context(ssl.PROTOCOL_TLS_SERVER, shown, authorities)
+                self._client = _context(ssl.PROTOCOL_TLS_CLIENT, shown, authorities)
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise StateError(f"no temporary folder can be used ({error.strerror or error}); set TMPDIR") from error
         self._server.num_tickets = 0
 
     def wrap(self, stream: trio.SocketStream, *, dialler: bool) -> trio.SSLStream[trio.SocketStream]:

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from meshd.errors import LinkLost, LocalError, MeshdError, PeerError, WrongPeer
+from meshd.errors import LinkLost, LocalError, PeerError, WrongPeer
 from meshd.identity.block_list import BlockList
 from meshd.identity.mesh_key import KeyRing, MeshKey
 from meshd.identity.node_key import NodeKey
@@ -37,17 +37,19 @@ class Node:
         *,
         barred: Container[NodeId] = frozenset(),
         settings: PoolSettings | None = None,
-        refuse: MeshdError | None = None,
+        refuse: Exception | None = None,
     ) -> None:
         self.node_id = key.node_id
         self.hellos: list[tuple[NodeId, Mapping[str, Any], Endpoint]] = []
         self.lost: list[tuple[NodeId, str]] = []
         self.refuse = refuse
+        self.boot = b"boot"
+        self.more: dict[str, Any] = {}
         self.endpoint = LOOPBACK
         self.pool = LinkPool(
             key.node_id,
             security=LinkTls(key, ring) if ring else None,
-            say_hello=lambda: {"name": key.node_id[:4], "adverts": [b"opaque"]},
+            say_hello=lambda: {"name": key.node_id[:4], "adverts": [b"opaque"], "boot": self.boot, **self.more},
             on_hello=self._hello,
             addresses=lambda node_id: book.get(node_id, ()),
             on_lost=lambda node_id, reason: self.lost.append((node_id, reason)),
@@ -315,6 +317,44 @@ def test_an_objection_to_the_hello_reaches_the_dialler() -> None:
             with pytest.raises(WrongPeer, match="wire 9 is too new"):
                 await a.pool.dial(b.endpoint)
             assert b.pool.connections == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("dialler_fails", [True, False])
+def test_a_fault_while_greeting_costs_that_link_only(dialler_fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        a, b = Node(KEYS[0], RING, {}), Node(KEYS[1], RING, {})
+        async with room(a, b):
+            faulty = a if dialler_fails else b
+            faulty.refuse = KeyError("a bug")
+            with pytest.raises(LinkLost):
+                await a.pool.dial(b.endpoint)
+            assert "a bug" in caplog.text
+            faulty.refuse = None
+            await ask(await a.pool.dial(b.endpoint))
+            a.more = {"adverts": [bytes(1000)] * 20}
+            with pytest.raises(LinkLost, match="own hello"):
+                await a.pool.dial(b.endpoint)
+
+    run(test)
+
+
+def test_a_new_run_of_a_peer_closes_the_links_of_the_old_one() -> None:
+    """The old process moved or died without a word: its connection looks alive, and nothing may be sent there any more."""
+
+    async def test() -> None:
+        old, new, here = Node(KEYS[0], RING, {}), Node(KEYS[0], RING, {}), Node(KEYS[1], RING, {})
+        new.boot = b"next"
+        async with room(old, new, here):
+            stale = await here.pool.dial(old.endpoint)
+            fresh = await new.pool.dial(here.endpoint)
+            assert await stale.closed() == "the peer restarted"
+            live = here.pool.live(KEYS[0].node_id)
+            assert live is not None
+            await ask(live)
+            await ask(fresh)
+            assert here.lost == []
 
     run(test)
 
