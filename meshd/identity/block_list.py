@@ -1,14 +1,18 @@
 """Node ids that are barred from links: a file with one id a line, for a lost device whose room keeps its mesh key.
 
-Read again when the file changes, so that barring a node needs no restart. A damaged line bars nobody and is named.
+Read again when the file changes, so that barring a node needs no restart. `BlockList.read` raises for a damaged file (call it
+once at start); a question asked while the file is damaged is answered from the last good list, and the damage is logged once.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from meshd.errors import StateError
 from meshd.vocabulary import NodeId, is_node_id
+
+_log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -20,9 +24,17 @@ class BlockList:
         self._path = path
         self._stamp: tuple[int, int] | None = None
         self._barred: frozenset[NodeId] = frozenset()
+        self._told = ""
 
     def __contains__(self, node_id: object) -> bool:
-        return node_id in self.read()
+        try:
+            barred = self.read()
+        except StateError as error:
+            barred = self._barred
+            if error.message != self._told:
+                self._told = error.message
+                _log.warning("%s; the last good list stays in force", error.message)
+        return node_id in barred
 
     def read(self) -> frozenset[NodeId]:
         """The barred ids. Raises StateError naming the file, and the line that is not a node id."""

@@ -34,3 +34,19 @@ def test_a_line_that_is_no_id_is_named(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be read"):
         BlockList(tmp_path).read()
+
+
+def test_a_file_damaged_later_leaves_the_last_good_list_in_force(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "blocked"
+    path.write_text(f"{ONE}\n")
+    barred = BlockList(path)
+    assert ONE in barred
+    path.write_text(f"{ONE}\n{TWO}\noops\n")
+    assert ONE in barred
+    assert TWO not in barred
+    assert caplog.text.count("line 3: 'oops'") == 1
+    path.write_text(f"{TWO}\n")
+    assert TWO in barred
+    assert ONE not in barred
