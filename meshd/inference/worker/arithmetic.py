@@ -32,7 +32,7 @@ from meshd.vocabulary import LayerRange
 MIN_ROWS: Final = 2
 PLAIN_ROWS: Final = 32  # for products that are no module of their own
 _LADDER: Final = ((2, (2,)), (8, (3, 5, 8)), (32, (17, 31, 32)), (64, (33, 48, 64)), (128, (65, 100, 128)))
-_SAMPLE_WEIGHTS: Final = 1 << 25  # a trial's matrix is cut to this many weights
+_SAMPLE_WEIGHTS: Final = 1 << 24  # a trial's matrix is cut to this many weights
 _PROMPT: Final = 70
 _ANSWER: Final = 4
 
@@ -52,7 +52,9 @@ def steady(model: nn.Module) -> list[str]:
         shape = (type(child).__name__, int(child.out_features), int(child.in_features), child.bias is not None)
         if shape not in blocks:
             blocks[shape] = steady_rows(child)
-        setattr(owner, name, linears.BlockedLinear(child, blocks[shape]))
+        limited = linears.BlockedLinear(child) if type(child) is nn.Linear else child
+        limited.rows = blocks[shape]
+        setattr(owner, name, limited)
     for router in linears.routers(model):
         router.forward = partial(_routed, router.forward)
     return [f"{kind} {out}x{into}: {rows}" for (kind, out, into, _), rows in blocks.items()]
@@ -75,7 +77,7 @@ def steady_rows(linear: nn.Module) -> int:
         model.weight.zero_()[:, : 2 * (into // 2)] = torch.cat([half, half], 1)
         if model.bias is not None:
             model.bias.zero_()
-    run = model if type(linear) is nn.Linear else type(linear)(model)
+    run = model if isinstance(linear, nn.Linear) else type(linear)(model)
     rows = torch.randn(128, into // 2, generator=source)
     x = torch.zeros(128, into, dtype=torch.bfloat16)
     x[:, : 2 * (into // 2)] = torch.cat([rows, -rows], 1)
@@ -94,7 +96,7 @@ def steady_rows(linear: nn.Module) -> int:
 def attention_steady(heads: int, groups: int, width: int) -> bool:
     """True if attention over keys whose values cancel gives a row the same bits in any company."""
     source = torch.Generator().manual_seed(13)
-    length, first = 192, 70
+    length, first, scale = 192, 70, width**-0.5
     state = PackedState(LayerRange(0, 1), logs=False)
     keys = torch.randn(groups, length // 2, width, generator=source).to(torch.bfloat16).repeat_interleave(2, 1)
     values = torch.randn(groups, length // 2, width, generator=source).to(torch.bfloat16).repeat_interleave(2, 1)
@@ -109,10 +111,19 @@ def attention_steady(heads: int, groups: int, width: int) -> bool:
             (first + 5, length - 1),
             (length - 1, length),
         ]
-        made = [attention.attend(state, a, query[a - first : b - first], prompt_len, width**-0.5) for a, b in pieces]
+        made = [
+            attention.attend(state, a, query[a - first : b - first], prompt_len=prompt_len, scale=scale)
+            for a, b in pieces
+        ]
         if not torch.equal(made[0], torch.cat(made[1:])):
             return False
-    return True
+    other = PackedState(LayerRange(0, 1), logs=False)
+    other.put(0, 0, keys.flip(1), values.flip(1))
+    alone, beside = (
+        attention.attend(state, first, query[:1], prompt_len=0, scale=scale, beside=company)
+        for company in (None, other)
+    )
+    return torch.equal(alone, beside)
 
 
 def trial(stage: Steps, skeleton: Skeleton) -> str | None:

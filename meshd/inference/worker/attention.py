@@ -15,7 +15,7 @@ transformers builds no masks for an attention function it has no mask function f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +29,7 @@ from meshd.inference.worker.kv import GRAIN_TOKENS, PackedState
 
 NAME: Final = "meshd_packed"
 BLOCK: Final = 32
+GATHERED_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +68,54 @@ class RowCall:
     mask: torch.Tensor  # [rows, 1, 1, keys]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupCall:
+    """One row each of several sessions, with keys of the same length: their keys are gathered and computed in one call."""
+
+    states: tuple[PackedState, ...]
+    rows: torch.Tensor  # where in the batch
+    keys: slice
+    mask: torch.Tensor  # [sessions, 1, 1, keys]
+
+
+Call = BlockCall | RowCall | GroupCall
+
+
 class Layout:
     """Where every row of one step goes. Masks are made once per window size and shared by the layers."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
-        self._calls: dict[int | None, list[BlockCall | RowCall]] = {}
+        self._calls: dict[int | None, list[Call]] = {}
 
     def positions(self) -> torch.Tensor:
         """``[1, sum T]`` absolute positions."""
         return torch.cat([torch.arange(s.start, s.end) for s in self.segments])[None]
 
-    def calls(self, window: int | None) -> list[BlockCall | RowCall]:
+    def calls(self, window: int | None) -> list[Call]:
         """The attention calls of a layer that sees ``window`` positions back (None: all)."""
         found = self._calls.get(window)
         if found is None:
-            found = self._calls[window] = [call for s in self.segments for call in _calls(s, window)]
+            found = self._calls[window] = list(_grouped(call for s in self.segments for call in _calls(s, window)))
         return found
+
+
+def _grouped(calls: Iterable[BlockCall | RowCall]) -> Iterator[Call]:
+    """Join single rows of several sessions. Gathering copies keys, so long ones stay on their own."""
+    alike: dict[tuple[int, int], list[RowCall]] = {}
+    for call in calls:
+        length = call.keys.stop - call.keys.start
+        if isinstance(call, RowCall) and call.rows.stop - call.rows.start == 1 and length <= GATHERED_TOKENS:
+            alike.setdefault((call.keys.start, call.keys.stop), []).append(call)
+        else:
+            yield call
+    for group in alike.values():
+        if len(group) == 1:
+            yield group[0]
+        else:
+            where = torch.tensor([call.rows.start for call in group])
+            mask = torch.cat([call.mask for call in group])
+            yield GroupCall(tuple(call.state for call in group), where, group[0].keys, mask)
 
 
 def _calls(segment: Segment, window: int | None) -> Iterator[BlockCall | RowCall]:
@@ -154,11 +186,12 @@ class PackedCache(Cache):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a layer asks of its attention beside the mask."""
+    """What a layer asks of its attention."""
 
     scale: float
-    softcap: float | None
-    sinks: torch.Tensor | None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    window: int | None = None
 
     @property
     def written_out(self) -> bool:
@@ -193,30 +226,60 @@ def packed_attention(  # noqa: PLR0917 - the signature of transformers' interfac
 ) -> tuple[torch.Tensor, None]:
     """The attention function of transformers' interface: ``query`` is ``[1, heads, sum T, head_dim]``."""
     rows = query[0].transpose(0, 1)  # [T, heads, head_dim]
-    recipe = Recipe(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+    recipe = Recipe(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, sliding_window)
     out = query.new_empty(rows.shape[0], query.shape[1], value.shape[-1])
-    for call in _current[-1].calls(sliding_window):
-        keys, values = call.state.layer(module.layer_idx)
+    serve(_current[-1], module.layer_idx, rows, out, recipe)
+    return out[None], None
+
+
+def serve(layout: Layout, layer: int, rows: torch.Tensor, out: torch.Tensor, recipe: Recipe) -> None:
+    """Fill ``out`` ``[T, heads, value_dim]`` for the queries ``rows`` ``[T, heads, head_dim]`` of the layout's ``layer``."""
+    for call in layout.calls(recipe.window):
+        if isinstance(call, GroupCall):
+            out[call.rows] = _group(call, layer, rows[call.rows], recipe)
+            continue
+        keys, values = call.state.layer(layer)
         part, keys, values = rows[call.rows], keys[:, call.keys], values[:, call.keys]
         if isinstance(call, BlockCall):
             out[call.rows] = _block(call, part, keys, values, recipe)
         else:
             out[call.rows] = _rows(call, part, keys, values, recipe)
-    return out[None], None
 
 
-def attend(state: PackedState, start: int, query: torch.Tensor, prompt_len: int, scale: float) -> torch.Tensor:
-    """Attention of the first layer alone: ``query`` ``[n, heads, head_dim]`` from position ``start`` on, keys in place."""
-    with laid_out(Layout([Segment(state, start, len(query), prompt_len, 0)])):
-        keys, values = state.layer(0)
-        result, _ = packed_attention(
-            _FirstLayer, query.transpose(0, 1)[None], keys[None], values[None], None, scaling=scale
-        )
-    return result[0]
+def _group(call: GroupCall, layer: int, part: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    buffers = [state.layer(layer) for state in call.states]
+    if recipe.written_out:
+        each = [
+            _explicit(part[i : i + 1], keys[:, call.keys], values[:, call.keys], call.mask[i, 0], recipe)
+            for i, (keys, values) in enumerate(buffers)
+        ]
+        return torch.cat(each)
+    keys = torch.stack([held[:, call.keys] for held, _ in buffers])
+    values = torch.stack([held[:, call.keys] for _, held in buffers])
+    return _row_items(part, keys, values, call.mask, recipe.scale)
 
 
-class _FirstLayer:
-    layer_idx = 0
+def attend(
+    state: PackedState,
+    start: int,
+    query: torch.Tensor,
+    *,
+    prompt_len: int,
+    scale: float,
+    beside: PackedState | None = None,
+) -> torch.Tensor:
+    """Attention of the first layer alone: ``query`` ``[n, heads, head_dim]`` from position ``start`` on, keys in place.
+
+    ``beside`` is another session that asks the same in the same step.
+    """
+    n = len(query)
+    segments = [Segment(state, start, n, prompt_len, 0)]
+    if beside is not None:
+        segments.append(Segment(beside, start, n, prompt_len, n))
+        query = torch.cat([query, query])
+    out = torch.empty_like(query)
+    serve(Layout(segments), 0, query, out, Recipe(scale))
+    return out[:n]
 
 
 def _block(
@@ -242,19 +305,22 @@ def _block(
 
 
 def _rows(call: RowCall, part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    n, heads, width = part.shape
+    n = len(part)
     if recipe.written_out:
         # one by one: a matrix product's bits may depend on how many rows it has
         each = [_explicit(part[i : i + 1], keys, values, call.mask[i, 0], recipe) for i in range(n)]
         return each[0] if n == 1 else torch.cat(each)
-    groups = keys.shape[0]
-    return functional.scaled_dot_product_attention(
-        part.reshape(n, groups, heads // groups, width),
-        keys.expand(n, -1, -1, -1),
-        values.expand(n, -1, -1, -1),
-        attn_mask=call.mask,
-        scale=recipe.scale,
-    ).reshape(n, heads, -1)
+    return _row_items(part, keys.expand(n, -1, -1, -1), values.expand(n, -1, -1, -1), call.mask, recipe.scale)
+
+
+def _row_items(
+    part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Every row its own batch item; the heads that share a key stand as that key's queries."""
+    n, heads, width = part.shape
+    query = part.reshape(n, keys.shape[1], heads // keys.shape[1], width)
+    result = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    return result.reshape(n, heads, -1)
 
 
 def _explicit(

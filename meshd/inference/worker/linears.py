@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from meshd.errors import ModelRefused
 
+UNLIMITED = 1 << 30  # rows at a time, where nothing asks for blocks
 Swap = Callable[[nn.Linear], nn.Module | None]
 
 # Linears that choose experts: small, and a choice must not be coarsened by int8.
@@ -34,11 +35,16 @@ class PrepackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), 1)
         self.weight = linear.weight.detach().to("meta")  # some modules ask it for its dtype
         self.nbytes = linear.weight.nbytes
+        self.rows = UNLIMITED
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)
-        out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        flat = x.reshape(-1, self.in_features)
+        out = self.product(flat) if len(flat) <= self.rows else in_blocks(self.product, flat, self.rows)
         return out.view(*x.shape[:-1], self.out_features)
+
+    def product(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]`` in one call."""
+        return torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
 
 
 class Int8Linear(nn.Module):
@@ -55,27 +61,36 @@ class Int8Linear(nn.Module):
         self.register_buffer("quantised", quantised, persistent=False)
         self.register_buffer("scales", scales.to(linear.weight.dtype), persistent=False)
         self.nbytes = quantised.nbytes
+        self.rows = UNLIMITED
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)
-        out = torch._weight_int8pack_mm(rows, self.quantised, self.scales).view(*x.shape[:-1], self.out_features)
+        flat = x.reshape(-1, self.in_features)
+        out = self.product(flat) if len(flat) <= self.rows else in_blocks(self.product, flat, self.rows)
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def product(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]`` in one call."""
+        out = torch._weight_int8pack_mm(flat, self.quantised, self.scales)
         return out if self.bias is None else out + self.bias
 
 
-class BlockedLinear(nn.Module):
-    """Runs another linear on at most ``rows`` rows at a time, and never on one row that has been cut off."""
+class BlockedLinear(nn.Linear):
+    """A plain linear that runs on at most ``rows`` rows at a time, and never on one row that has been cut off."""
 
-    def __init__(self, inner: nn.Module, rows: int) -> None:
-        super().__init__()
-        self.inner, self.rows = inner, rows
-        self.in_features, self.out_features = inner.in_features, inner.out_features
-        self.weight = inner.weight
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.rows = UNLIMITED
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        if len(flat) <= self.rows:
-            return self.inner(x)
-        return in_blocks(self.inner, flat, self.rows).view(*x.shape[:-1], -1)
+        flat = x.reshape(-1, self.in_features)
+        out = self.product(flat) if len(flat) <= self.rows else in_blocks(self.product, flat, self.rows)
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def product(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]`` in one call."""
+        return functional.linear(flat, self.weight, self.bias)
 
 
 def in_blocks(run: Callable[[torch.Tensor], Any], flat: torch.Tensor, rows: int) -> Any:
@@ -112,10 +127,8 @@ def routers(root: nn.Module) -> Iterator[nn.Module]:
 def linears(root: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Every linear below ``root``, plain or ours, as (owner, attribute, module)."""
     for owner in root.modules():
-        if isinstance(owner, BlockedLinear):
-            continue
         for name, child in owner.named_children():
-            if isinstance(child, nn.Linear | PrepackedLinear | Int8Linear | BlockedLinear):
+            if isinstance(child, nn.Linear | PrepackedLinear | Int8Linear):
                 yield owner, name, child
 
 

@@ -87,9 +87,9 @@ class Stage:
         return kind(layers, logs=layers.end < self.num_layers, token_bytes=self._token_bytes_of(layers))
 
     @torch.inference_mode()
-    def step(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
+    def step(self, layers: LayerRange, items: Sequence[Item], *, logits: bool = True) -> list[torch.Tensor]:
         """Run all items as one batch. Per item: the last ``emit`` residual rows ``[emit, hidden]`` in the stage's dtype, or,
-        where ``layers`` end the model, float32 logits ``[emit, vocabulary]``.
+        where ``layers`` end the model and ``logits`` are wanted, float32 logits ``[emit, vocabulary]``.
 
         Each session is truncated at its item's start first. Raises NeedRows(have) if one is then shorter than that, and
         nothing is computed. A state must not occur twice in one step.
@@ -101,9 +101,10 @@ class Stage:
             if item.state.have < item.start:
                 raise NeedRows(item.state.have)
         live = [item for item in items if item.n]
+        head = logits and layers.end == self.num_layers
         run = self._run_packed if self.packs else self._run_single
-        made = dict(zip((id(item) for item in live), run(layers, live), strict=True)) if live else {}
-        return [made[id(item)] if item.n else self._nothing(layers) for item in items]
+        made = dict(zip((id(item) for item in live), run(layers, live, head), strict=True)) if live else {}
+        return [made[id(item)] if item.n else self._nothing(head) for item in items]
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -155,8 +156,8 @@ class Stage:
         if not self.layers.covers(layers):
             raise RangeNotHeld(f"layers {layers} are not held here", held=self.layers)
 
-    def _nothing(self, layers: LayerRange) -> torch.Tensor:
-        if layers.end == self.num_layers:
+    def _nothing(self, head: bool) -> torch.Tensor:
+        if head:
             return torch.empty(0, self.vocab_size)
         return torch.empty(0, self.hidden_size, dtype=self._skeleton.torch_dtype)
 
@@ -184,17 +185,17 @@ class Stage:
         with laid_out(layout) as cache:
             return self._passes.residual(layers, rows, layout.positions(), cache)
 
-    def _run_packed(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
+    def _run_packed(self, layers: LayerRange, items: Sequence[Item], head: bool) -> list[torch.Tensor]:
         keep = [slice(0, 0)] * len(items)
         offset = 0
         for i, item in enumerate(items):
             keep[i] = slice(offset + item.n - item.emit, offset + item.n)
             offset += item.n
-        if layers.end == self.num_layers and any(item.emit for item in items):
+        if head and any(item.emit for item in items):
             out = self._packed_logits(layers, items, keep)
         else:
             residual = self._packed_residual(layers, items)
-            out = self._split_residual(layers, items, residual)
+            out = self._split_residual(items, residual, head)
         for item in items:
             item.state.have = item.start + item.n
         return out
@@ -207,13 +208,13 @@ class Stage:
             logits = self._passes.logits(layers, rows, layout.positions(), cache, torch.tensor(padded))
         return list(logits[: len(wanted)].float().split([item.emit for item in items]))
 
-    def _split_residual(self, layers: LayerRange, items: Sequence[Item], residual: torch.Tensor) -> list[torch.Tensor]:
+    def _split_residual(self, items: Sequence[Item], residual: torch.Tensor, head: bool) -> list[torch.Tensor]:
         out, offset = [], 0
         for item in items:
             part = residual[offset : offset + item.n]
             item.state.log(item.start, part)
             offset += item.n
-            out.append(part[item.n - item.emit :] if layers.end < self.num_layers else self._nothing(layers))
+            out.append(self._nothing(head) if head else part[item.n - item.emit :])
         return out
 
     # --- one session at a time ----------------------------------------------------------------------------------------
@@ -226,21 +227,21 @@ class Stage:
             state.cache = StageCache.of(self._skeleton.config, typed=self._typed_caches)
         return state.cache
 
-    def _run_single(self, layers: LayerRange, items: Sequence[Item]) -> list[torch.Tensor]:
+    def _run_single(self, layers: LayerRange, items: Sequence[Item], head: bool) -> list[torch.Tensor]:
         out = []
         for item in items:
             cache = self._cache_of(item.state, layers)
             try:
-                out.append(self._one(layers, item, cache))
+                out.append(self._one(layers, item, cache, head))
             except BaseException:
                 item.state.truncate(0)  # some layers have the rows and some have not
                 raise
             cache.seen = item.state.have = item.start + item.n
         return out
 
-    def _one(self, layers: LayerRange, item: Item, cache: StageCache) -> torch.Tensor:
+    def _one(self, layers: LayerRange, item: Item, cache: StageCache, head: bool) -> torch.Tensor:
         positions = torch.arange(item.start, item.start + item.n)[None]
-        if layers.end == self.num_layers:
+        if head:
             keep = torch.arange(item.n - item.emit, item.n)
             return self._passes.logits(layers, item.rows, positions, cache, keep).float()
         residual = self._passes.residual(layers, item.rows, positions, cache)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # before torch: spinning threads starve each other on a busy machine
 torch = pytest.importorskip("torch", reason="needs the engine extra")
 
 Made = Callable[..., tuple[Path, Any]]

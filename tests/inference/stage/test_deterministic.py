@@ -31,10 +31,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_alone_chunked_batched_and_replayed_are_bitwise_equal(tiny: Made, name: str, threads: int) -> None:
+@pytest.mark.parametrize(("name", "workers"), [*((name, 1) for name in NAMES), ("llama", 2)])
+def test_alone_chunked_batched_and_replayed_are_bitwise_equal(tiny: Made, name: str, workers: int) -> None:
     folder, _ = tiny(name, torch.bfloat16)
-    chain = Chain.cut(folder, [0, 2, 4], threads=threads)
+    chain = Chain.cut(folder, [0, 2, 4], threads=workers)
     assert all(stage.deterministic for stage in chain.stages), chain.stages[0].warnings
     texts = [some_ids(n + ANSWER, VOCABULARY, seed) for seed, n in enumerate(PROMPTS)]
 
@@ -46,6 +46,7 @@ def test_alone_chunked_batched_and_replayed_are_bitwise_equal(tiny: Made, name: 
     replayed = [chain.session(n) for n in PROMPTS]
     again = [chain.walk(s, ids, [len(ids)]) for s, ids in zip(replayed, texts, strict=True)]
 
+    torch.set_num_threads(1)
     for i in range(len(PROMPTS)):
         assert torch.equal(got[i], expected[i])
         assert torch.equal(again[i], expected[i])
@@ -112,9 +113,9 @@ def test_the_trial_notices_attention_that_depends_on_company(tiny: Made, monkeyp
 class Unsteady(linears.Int8Linear):
     """Sums in another order from 33 rows on."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = super().forward(x)
-        return out * 1.01 if x.shape[0] > 32 else out
+    def product(self, flat: torch.Tensor) -> torch.Tensor:
+        out = super().product(flat)
+        return out * 1.01 if len(flat) > 32 else out
 
 
 def test_linears_that_change_with_the_batch_run_in_blocks() -> None:
