@@ -111,10 +111,10 @@ class Client:
         raise problem or NoEntry("no entry given")
 
     def _ring(self) -> Iterator[str]:
+        first = self._first
         for i in range(len(self._urls)):
-            at = (self._first + i) % len(self._urls)
-            yield self._urls[at].rstrip("/")
-            self._first = (at + 1) % len(self._urls)  # only reached when that entry did not do
+            self._first = (first + i) % len(self._urls)  # stays there if this entry does
+            yield self._urls[self._first].rstrip("/")
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

@@ -183,9 +183,9 @@ class Daemon:
             engine=self.engine,
             planner=self.planner,
             directory=self.directory,
-            on_event=lambda name, fields: self.log.emit(name, **fields),
-            on_heard=self.gossip.heard,
-            on_lost=self.gossip.lost,
+            model=lambda: self.serving.spec,
+            notice=self._on_chain_notice,
+            max_requests=config.max_sessions,
         )
         self.app = App(self._node(), _guards(config, ring))
         self.server = http.HttpServer(self.app, sockets.web)
@@ -200,7 +200,6 @@ class Daemon:
             on_hello=self._on_hello,
             addresses=lambda node: self.gossip.addresses_of(node) or self.roster.addresses(node),
             on_lost=lambda node, _reason: self.gossip.lost(node),
-            pong_state=lambda: self.chain.pong_state(),  # noqa: PLW0108 - the chain is built after the links
             barred=BlockList(self.config.state / "blocked"),
         )
 
@@ -275,7 +274,7 @@ class Daemon:
             self.log.emit("leaving")
             await self._drain()
             with trio.move_on_after(DRAIN_S):
-                while self.app.in_flight or self.chain.busy:
+                while self.app.in_flight or self.chain.sessions:
                     await trio.sleep(0.05)
             await self.gossip.leave()
             self.server.shutdown()
@@ -389,6 +388,9 @@ class Daemon:
     def _on_health(self, sampled: Health) -> Health:
         self.health = with_work(sampled, self.engine(), self.app.in_flight)
         return self.health
+
+    def _on_chain_notice(self, kind: str, fields: dict[str, Any]) -> None:
+        self.log.emit(kind, **fields)
 
     def _on_hello(self, node: NodeId, hello: Mapping[str, Any], source: Endpoint) -> None:
         if node != self.identity.node_id:
