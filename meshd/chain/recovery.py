@@ -8,7 +8,9 @@ The order in which hops are tried for the layers of a lost one:
 1. nobody who was lost or suspected in the last 30 s (a node that came back with another epoch or engine is forgiven);
 2. anybody but who is bad right now: if everybody is penalised the penalty is ignored;
 3. if another hop reported the loss: somebody else in that hop's place, for it may be their link that broke;
-4. the lost node itself, once, if it was a broken link or a refusal: perhaps it has restarted.
+4. the lost node itself, if it was a broken link or a refusal: perhaps it has restarted.
+
+For one token a node is tried at most twice (once if it was silent or full), so two dead replicas do not play ping-pong.
 """
 
 from __future__ import annotations
@@ -68,7 +70,12 @@ class _Case:
     why: Why | None  # None: slow or draining
     at: float
     stamp: tuple[int, int] | None
-    times: int = 1
+    times: int  # losses since the last token
+
+    @property
+    def hopeless(self) -> bool:
+        """Not worth another try for this token: each costs silence its 1.5 s, and the rest may have restarted once."""
+        return self.times >= (1 if self.why in (Why.SILENT, Why.FULL) else 2)
 
 
 class Blame:
@@ -79,9 +86,9 @@ class Blame:
 
     def add(self, node: NodeId, why: Why | None, replicas: Replicas, now: float) -> None:
         """``node`` was lost (``why``) or is slow (None)."""
-        old = self._cases.get(node)
-        times = old.times + 1 if old and why is not None else 1
-        self._cases[node] = _Case(why, now, replicas.stamp(node), times)
+        old, stamp = self._cases.get(node), replicas.stamp(node)
+        times = old.times if old and old.stamp == stamp else 0
+        self._cases[node] = _Case(why, now, stamp, times + (why is not None))
 
     def avoid(self, replicas: Replicas, now: float) -> set[NodeId]:
         """Nodes to leave alone while there are others."""
@@ -91,20 +98,21 @@ class Blame:
             if now < case.at + PENALTY_S and case.stamp == replicas.stamp(node)
         }
 
-    def may_retry(self, node: NodeId) -> bool:
-        """True for the first broken link or refusal since the last token."""
-        case = self._cases.get(node)
-        return case is not None and case.times < 2 and case.why in (Why.RESET, Why.REFUSED, Why.STALE, Why.ENGINE)
+    def hopeless(self, replicas: Replicas) -> set[NodeId]:
+        """Nodes that are not tried again for this token even if nobody else is left."""
+        return {node for node, case in self._cases.items() if case.hopeless and case.stamp == replicas.stamp(node)}
 
     def full(self, node: NodeId) -> bool:
         """True when ``node`` had no room."""
         case = self._cases.get(node)
         return case is not None and case.why is Why.FULL
 
-    def forgive(self, nodes: Iterable[NodeId]) -> None:
-        """A token came through ``nodes``."""
-        for node in nodes:
+    def token(self, through: Iterable[NodeId]) -> None:
+        """A token came: the nodes it came through are forgiven, the others may be tried again if need be."""
+        for node in through:
             self._cases.pop(node, None)
+        for case in self._cases.values():
+            case.times = 0
 
 
 class Pulse:

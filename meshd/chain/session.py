@@ -356,7 +356,7 @@ class Session:
         self._current = winner
         self._attempts = {winner.number: winner}
         self._stuck = None
-        self._blame.forgive(winner.nodes)
+        self._blame.token(winner.nodes)
         return effects
 
     def _recovery(self, swap: Swap, winner: Attempt, reply: Reply, now: float) -> Recovery:
@@ -512,15 +512,13 @@ class Session:
     def _find(self, bad: frozenset[NodeId], reason: str, reporter: NodeId, now: float) -> Rerouted:
         """The tiers of `recovery`, strictest first."""
         route, replicas = self.route, self._replicas
-        avoid = bad | self._blame.avoid(replicas, now)
-        found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[avoid, bad], now=now)
+        avoid, hopeless = bad | self._blame.avoid(replicas, now), self._blame.hopeless(replicas)
+        found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[avoid, bad | hopeless], now=now)
         if found.missing and reason == "reset" and reporter != self._self and reporter not in bad:
             around = reroute(route, {reporter}, reason=reason, replicas=replicas, tiers=[avoid | {reporter}], now=now)
             found = found if around.missing else around
         if found.missing:
-            hopeless = {node for node in bad if not self._blame.may_retry(node)}
-            if hopeless != bad:
-                found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[hopeless], now=now)
+            found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[hopeless], now=now)
         return found
 
     def _unavailable(self, missing: tuple[LayerRange, ...], bad: frozenset[NodeId], *, pending: bool) -> MeshdError:
