@@ -124,24 +124,26 @@ class Batcher(Generic[Tag]):
         """The queued runs of a session, in order."""
         return [run.tag for run in self._sessions.get(session, ())]
 
-    def take(self) -> list[Slice[Tag]]:
-        """The slices of the next tick: short runs first, then chunks of long ones. Empty when nothing waits."""
+    def take(self, prefill_rows: int | None = None) -> list[Slice[Tag]]:
+        """The slices of the next tick: short runs first, then chunks of long ones. Empty when nothing waits.
+        ``prefill_rows`` lowers the limit for this tick."""
+        most = self.limits.prefill_rows if prefill_rows is None else min(prefill_rows, self.limits.prefill_rows)
         heads = [(session, runs[0]) for session, runs in self._sessions.items()]
         short = [(session, run) for session, run in heads if run.left <= self.limits.short_rows]
         long = [(session, run) for session, run in heads if run.left > self.limits.short_rows]
         # One place is kept for a chunk, else a full house of decoders would starve every prompt.
         places = self.limits.max_batch - (1 if long else 0)
         slices = [self._advance(session, run, run.left) for session, run in short[:places]]
-        budget = self.limits.prefill_rows
+        budget = most
         for session, run in long[: self.limits.max_batch - len(slices)]:
-            rows = self._chunk(run, budget)
+            rows = self._chunk(run, budget, whole=budget == most)
             if rows == 0:
                 break
             slices.append(self._advance(session, run, rows))
             budget -= rows
         return slices
 
-    def _chunk(self, run: _Waiting[Tag], budget: int) -> int:
+    def _chunk(self, run: _Waiting[Tag], budget: int, *, whole: bool) -> int:
         rows = min(run.left, budget)
         if rows == run.left:
             return rows
@@ -149,7 +151,7 @@ class Batcher(Generic[Tag]):
         on_grid = rows - end % self.limits.block_rows
         # Off the grid only when that is all the budget allows and nobody else used it: a rest of a budget that does not
         # reach the next block is left unspent.
-        return on_grid if on_grid > 0 else (rows if budget == self.limits.prefill_rows else 0)
+        return on_grid if on_grid > 0 else (rows if whole else 0)
 
     def _advance(self, session: Hashable, run: _Waiting[Tag], rows: int) -> Slice[Tag]:
         first = run.done

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshd.errors import Busy
-from meshd.inference.batch import Batcher, Limits, Slice
+from meshd.inference.batch import Batcher, Limits, Slice, chunk_rows
 
 LIMITS = Limits(max_batch=4, short_rows=4, prefill_rows=32, block_rows=8, max_queue=1000)
 
@@ -68,6 +68,14 @@ def test_queue_is_bounded_in_runs_and_bytes() -> None:
     assert batcher.remove(1) is True
     assert batcher.remove(1) is False
     assert [s.tag for tick in drain(batcher) for s in tick] == [2]
+
+
+def test_chunks_shrink_on_slow_devices_to_whole_blocks() -> None:
+    assert [chunk_rows(ms, 128) for ms in (0.0, 50.0, 125.0, 200.0, 5000.0)] == [128, 128, 128, 64, 32]
+    assert chunk_rows(1.0, 16) == 16
+    batcher: Batcher[int] = Batcher(LIMITS)
+    batcher.offer(0, "s", start=0, n=100, emit=1)
+    assert [batcher.take(16)[0].n, batcher.take(500)[0].n, batcher.take()[0].n] == [16, 32, 32]
 
 
 def test_limits_without_room_for_both_kinds_are_refused() -> None:

@@ -15,13 +15,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.errors import EngineFailed, MeshdError
 from meshd.inference import codec
-from meshd.inference.batch import chunk_rows
 from meshd.inference.worker.link import Call, WorkerLink
 from meshd.inference.worker.vitals import Vitals
 from meshd.links.wire import Message
@@ -110,8 +108,7 @@ def _load(config: codec.WorkerConfig, progress: Callable[[float], None]) -> tupl
 def _loop(stage: Stage, loaded: codec.Loaded, link: WorkerLink, config: codec.WorkerConfig, vitals: Vitals) -> Loop:
     from meshd.inference.worker.loop import Loop  # noqa: PLC0415  # as the stage
 
-    rows = chunk_rows(loaded.layer_ms_64 * len(config.layers), config.prefill_rows)
-    return Loop(stage, link, replace(config, prefill_rows=rows), vitals)
+    return Loop(stage, link, config, vitals, ms_64=loaded.layer_ms_64 * len(config.layers))
 
 
 class _Progress:

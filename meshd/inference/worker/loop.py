@@ -31,7 +31,7 @@ from meshd.errors import (
     RangeNotHeld,
 )
 from meshd.inference import codec
-from meshd.inference.batch import Batcher, Limits, Slice
+from meshd.inference.batch import BLOCK_ROWS, Batcher, Limits, Slice, chunk_rows
 from meshd.inference.engine import Choice, Ran, Run
 from meshd.inference.worker.link import Call, Withdrawn
 from meshd.inference.worker.sampling import draw
@@ -44,6 +44,7 @@ from meshd.links.wire import Message
 from meshd.vocabulary import LayerRange
 
 _IDLE_TURN_S = 0.25  # an idle loop turns this often, so that its tick moves
+_NEWEST = 0.3  # how much the newest chunk says about this device's present speed
 _MAX_STATELESS = 16
 _MAX_STATELESS_ROWS = 8192
 _MAX_LOGITS_BYTES = 32 << 20
@@ -74,7 +75,7 @@ class _Running:
 
 
 class Loop:
-    """One worker at work. ``clock`` is monotonic seconds."""
+    """One worker at work. ``clock`` is monotonic seconds, ``ms_64`` what 64 rows took when last measured."""
 
     def __init__(
         self,
@@ -83,10 +84,14 @@ class Loop:
         config: codec.WorkerConfig,
         vitals: Vitals,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        ms_64: float = 0.0,
     ) -> None:
         self._stage = stage
         self._answers = answers
         self._context = config.context
+        self._prefill_rows = config.prefill_rows
+        self._ms_64 = ms_64
         self._vitals = vitals
         self._clock = clock
         self._ends = stage.num_layers
@@ -114,7 +119,7 @@ class Loop:
         self._sessions.expire(self._clock())
         self._vitals.begin()
         try:
-            tokens = self._compute(self._batcher.take())
+            tokens = self._compute(self._batcher.take(chunk_rows(self._ms_64, self._prefill_rows)))
             if self._stateless:
                 self._compute_stateless(self._stateless.popleft())
         finally:
@@ -212,12 +217,13 @@ class Loop:
 
     def _compute(self, slices: list[Slice[int]]) -> int:
         """Compute one tick; how many rows of it were tokens of answers."""
-        by_layers: dict[LayerRange, list[Slice[int]]] = {}
+        alike: dict[tuple[LayerRange, bool], list[Slice[int]]] = {}
         for piece in slices:
-            by_layers.setdefault(self._runs[piece.tag].run.layers, []).append(piece)
-        return sum(self._step(layers, pieces) for layers, pieces in by_layers.items())
+            run = self._runs[piece.tag].run
+            alike.setdefault((run.layers, run.sampling is not None), []).append(piece)
+        return sum(self._step(layers, draws, pieces) for (layers, draws), pieces in alike.items())
 
-    def _step(self, layers: LayerRange, pieces: list[Slice[int]]) -> int:
+    def _step(self, layers: LayerRange, draws: bool, pieces: list[Slice[int]]) -> int:
         ready: list[tuple[Slice[int], Item]] = []
         for piece in pieces:
             try:
@@ -228,14 +234,17 @@ class Loop:
             return 0
         began = self._clock()
         try:
-            outputs = self._stage.step(layers, [item for _, item in ready])
+            outputs = self._stage.step(layers, [item for _, item in ready], logits=draws)
         except Exception as error:  # noqa: BLE001  # retried alone: the one that cannot be computed fails, nobody else
             if len(ready) == 1:
                 self._fail(ready[0][0].tag, error)
                 return 0
             traceback.print_exception(error, file=sys.stderr)
-            return sum(self._step(layers, [piece]) for piece, _ in ready)
+            return sum(self._step(layers, draws, [piece]) for piece, _ in ready)
         took_ms = (self._clock() - began) * 1e3
+        rows = sum(item.n for _, item in ready)
+        if rows >= BLOCK_ROWS:
+            self._ms_64 += _NEWEST * (took_ms * 64 / rows - self._ms_64)
         tokens = 0
         for (piece, item), output in zip(ready, outputs, strict=True):
             tokens += max(0, item.start + item.n - max(item.start, item.prompt_len))
