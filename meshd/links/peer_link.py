@@ -11,17 +11,14 @@ that was suspended does not close its links on waking.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 import trio
 
-from meshd.errors import BadFrame, LinkLost, MeshdError, StreamCancelled
-from meshd.links.assemble import Inbound
+from meshd.errors import BadFrame, LinkLost, StreamCancelled
 from meshd.links.multiplex import (
     Arrived,
     Cancelled,
@@ -34,13 +31,13 @@ from meshd.links.multiplex import (
     Pinged,
     Ponged,
 )
+from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
-READ_BYTES: Final = 256 << 10
-SEND_AHEAD_BYTES: Final = 256 << 10
-"""A stream takes another message while less than this waits to be written."""
+__all__ = ["LinkTiming", "PeerLink", "PeerStream"]
 
+READ_BYTES: Final = 256 << 10
 PINGS_KEPT: Final = 8
 
 
@@ -74,7 +71,7 @@ class PeerLink:
         self.bulk_link: Callable[[], Awaitable[PeerLink]] | None = None
         self._peer = peer
         self._transport = transport
-        self._mux = mux
+        self.mux = mux  # also for this link's streams, as `room` is
         self._accept = accept
         self._pong_state = pong_state
         self._on_pong = on_pong
@@ -94,7 +91,7 @@ class PeerLink:
         self._closed = trio.Event()
         self._scope = trio.CancelScope()
         self._output = trio.lowlevel.ParkingLot()  # the writer, while there is nothing to write
-        self._room = trio.lowlevel.ParkingLot()  # senders, while their stream has enough queued
+        self.room = trio.lowlevel.ParkingLot()  # senders, while their stream has enough queued
         self._hurry = trio.lowlevel.ParkingLot()  # the pinger, until its next ping
 
     # --- what a holder of the link sees -------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ class PeerLink:
     @property
     def streams(self) -> int:
         """How many streams are alive, both ways."""
-        return self._mux.streams
+        return self.mux.streams
 
     @property
     def reason(self) -> str | None:
@@ -146,7 +143,7 @@ class PeerLink:
         if bulk and self.bulk_link is not None:
             return await (await self.bulk_link()).open(first)
         self.check()
-        stream = PeerStream(self, self._mux.open(first), None)
+        stream = PeerStream(self, self.mux.open(first), None)
         self._streams[stream.id] = stream
         self.flush()
         return stream
@@ -163,12 +160,12 @@ class PeerLink:
 
     async def drain(self, reason: str, *, grace_s: float) -> None:
         """Say GOAWAY, let running streams finish for ``grace_s``, and close."""
-        self._mux.goaway(reason)
+        self.mux.goaway(reason)
         self._goaway = self._goaway or reason
         self.flush()
         with trio.move_on_after(grace_s):
-            while self._reason is None and (self._mux.streams or self._mux.has_output or self._writing):
-                await self._room.park()
+            while self._reason is None and (self.mux.streams or self.mux.has_output or self._writing):
+                await self.room.park()
         self.close(reason)
 
     def check(self) -> None:
@@ -193,7 +190,7 @@ class PeerLink:
             for stream in list(self._streams.values()):
                 stream.break_off(lost)
             self._streams.clear()
-            self._room.unpark_all()
+            self.room.unpark_all()
             await trio.aclose_forcefully(self._transport)
 
     async def _read(self) -> None:
@@ -208,7 +205,7 @@ class PeerLink:
                     return
                 self._last_heard = trio.current_time()
                 self._silence_s = 0.0
-                self._dispatch(self._mux.receive_untrusted(raw))
+                self._dispatch(self.mux.receive_untrusted(raw))
         except BadFrame as error:
             self.close(f"bad frame: {error.message}")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -217,13 +214,13 @@ class PeerLink:
     async def _write(self) -> None:
         try:
             while True:
-                raw = self._mux.next_bytes()
+                raw = self.mux.next_bytes()
                 if raw:
                     self._writing = True
                     await self._transport.send_all(raw)
                     self._writing = False
-                    self._prune()
-                    self._room.unpark_all()
+                    self.prune()
+                    self.room.unpark_all()
                 else:
                     await self._output.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -247,12 +244,12 @@ class PeerLink:
         self._sent_at[self._nonce] = trio.current_time()
         if len(self._sent_at) > PINGS_KEPT:
             del self._sent_at[min(self._sent_at)]
-        self._mux.ping(self._nonce)
+        self.mux.ping(self._nonce)
         self.flush()
 
     def flush(self) -> None:
         """Let the writer look."""
-        if self._mux.has_output:
+        if self.mux.has_output:
             self._output.unpark()
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -260,7 +257,7 @@ class PeerLink:
     def _dispatch(self, events: Iterable[Event]) -> None:
         for event in events:
             self._take(event)
-        self._prune()
+        self.prune()
 
     def _take(self, event: Event) -> None:
         match event:
@@ -271,7 +268,7 @@ class PeerLink:
                 if stream in self._streams:
                     self._streams[stream].arrive(inbound)
                 else:
-                    self._mux.consumed(stream, inbound)
+                    self.mux.consumed(stream, inbound)
             case Ended(stream) if stream in self._streams:
                 self._streams[stream].finish()
             case Failed(stream, error) if stream in self._streams:
@@ -279,7 +276,7 @@ class PeerLink:
             case Cancelled(stream) if stream in self._streams:
                 self._streams[stream].break_off(StreamCancelled(f"{self._peer[:8]} cancelled the stream"))
             case Pinged(nonce):
-                self._mux.pong(nonce, self._pong_state())
+                self.mux.pong(nonce, self._pong_state())
             case Ponged(nonce, state):
                 self._ponged(nonce, state)
             case GoingAway(reason):
@@ -296,135 +293,8 @@ class PeerLink:
         if self._on_pong is not None:
             self._on_pong(self._peer, state)
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Forget streams that both ends finished."""
-        if len(self._streams) > self._mux.streams:
-            self._streams = {key: stream for key, stream in self._streams.items() if self._mux.is_live(key)}
-            self._room.unpark_all()
-
-
-class PeerStream:
-    """One exchange on a link, a `meshd.links.wire.Stream`. As a context manager it cancels what it did not finish."""
-
-    __slots__ = ("_accepted", "_arrived", "_broken", "_ended", "_error", "_first", "_inbox", "_link", "_sent_end", "id")
-
-    def __init__(self, link: PeerLink, stream: int, first: Inbound | None) -> None:
-        self.id = stream
-        self._link = link
-        self._first = first
-        self._accepted = first is not None
-        self._inbox: deque[Inbound] = deque()
-        self._arrived = trio.lowlevel.ParkingLot()
-        self._broken = trio.Event()
-        self._error: MeshdError | None = None
-        self._ended = False
-        self._sent_end = False
-
-    @property
-    def peer(self) -> NodeId:
-        return self._link.peer
-
-    @property
-    def link(self) -> PeerLink:
-        """The connection that carries the stream."""
-        return self._link
-
-    def first(self) -> Message | None:
-        """The message that opened a peer's stream, once; None when the stream broke before anybody looked."""
-        first, self._first = self._first, None
-        return self._read(first) if first is not None else None
-
-    async def send(self, message: Message) -> None:
-        """Raises LinkLost, StreamCancelled, the peer's error, ValueError (a message above a cap)."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        self._check()
-        while self._link._mux.queued_bytes(self.id) >= SEND_AHEAD_BYTES:
-            await self._link._room.park()
-            self._check()
-        if self._sent_end:
-            raise RuntimeError("a message after the end of the stream")
-        self._link._mux.send(self.id, message)
-        self._link.flush()
-
-    async def receive(self) -> Message | None:
-        """Messages that came before an error are delivered before it. Raises LinkLost, StreamCancelled, the peer's error."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._inbox:
-            self._check()
-            if self._ended:
-                return None
-            await self._arrived.park()
-        return self._read(self._inbox.popleft())
-
-    async def end(self) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if self._error is None and not self._sent_end:
-            self._sent_end = True
-            self._link._mux.end(self.id)
-            self._link.flush()
-
-    def cancel(self) -> None:
-        self._link._mux.cancel(self.id)
-        self._leave()
-
-    def fail(self, error: Exception) -> None:
-        self._link._mux.fail(self.id, error)
-        self._leave()
-
-    async def broken(self) -> MeshdError:
-        """Wait until the stream is cancelled or failed by the peer or its link is lost: why. For ever if it ends well."""
-        await self._broken.wait()
-        return self._error or LinkLost("the stream is gone")
-
-    def __enter__(self) -> PeerStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._sent_end and (self._ended or self._accepted):
-            self._leave()  # what is queued still goes; whoever serves a stream owes it no more reading
-        else:
-            self.cancel()
-
-    # --- what the link tells it ---------------------------------------------------------------------------------------
-
-    def arrive(self, inbound: Inbound) -> None:
-        """A message came."""
-        if self._error is not None:
-            self._link._mux.consumed(self.id, inbound)
-        else:
-            self._inbox.append(inbound)
-            self._arrived.unpark_all()
-
-    def finish(self) -> None:
-        """The peer ended its side."""
-        self._ended = True
-        self._arrived.unpark_all()
-
-    def break_off(self, error: MeshdError) -> None:
-        """No more from either side. The first error stays."""
-        if self._error is None:
-            self._error = error
-            self._broken.set()
-        self._arrived.unpark_all()
-        self._link._room.unpark_all()
-
-    def _leave(self) -> None:
-        """This side reads no more: what came goes back to the link's budget."""
-        for inbound in (*self._inbox, *([self._first] if self._first else ())):
-            self._link._mux.consumed(self.id, inbound)
-        self._inbox.clear()
-        self._first = None
-        self.break_off(StreamCancelled("this side left the stream"))
-        self._link._prune()
-        self._link.flush()
-
-    def _read(self, inbound: Inbound) -> Message:
-        self._link._mux.consumed(self.id, inbound)
-        self._link.flush()
-        return inbound.message
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error.with_traceback(None)
+        if len(self._streams) > self.mux.streams:
+            self._streams = {key: stream for key, stream in self._streams.items() if self.mux.is_live(key)}
+            self.room.unpark_all()

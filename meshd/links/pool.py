@@ -1,12 +1,12 @@
 """Every link of this node: who may come in, whom to dial, which connection carries what.
 
-Implements `meshd.links.wire.Links`. Owns listening, greeting, dialling and the pairs' connections; knows members only through
-callbacks (addresses, hello, what was heard), and nothing of what streams carry.
+Implements `meshd.links.wire.Links`. Owns listening, dialling and the pairs' connections; who may be at the other end is the
+`Doorkeeper`'s business. Knows members only through callbacks (addresses, hello, what was heard), and nothing of what streams
+carry.
 
-Invariants: no link without a proven (TLS) or at least claimed (plain) node id that is not barred and not our own; nobody holds
-a greeting slot longer than `PoolSettings.greet_s`; connections are bounded; a pair may have several (both dialled at once), the
-newest carries new streams; a hello of another run (its ``boot`` differs) closes what is left of the old one. Without a mesh key
-links are plain: the caller keeps them on loopback or was told to.
+Invariants: every connection was greeted by the doorkeeper; nobody holds a greeting slot longer than `PoolSettings.greet_s`;
+connections are bounded; a pair may have several (both dialled at once), the newest carries new streams; a hello of another run
+(its ``boot`` differs) closes what is left of the old one.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ import errno
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import trio
 
 from meshd.errors import Busy, LinkLost, LocalError, MeshdError, WrongPeer
-from meshd.links import hello, tls
+from meshd.links import tls
 from meshd.links.dialling import Backoff
+from meshd.links.doorkeeper import BULK, MAIN, Doorkeeper, Guest, Hello, endpoint_of
 from meshd.links.peer_link import LinkTiming, PeerLink, PeerStream
 from meshd.links.wire import Message
 from meshd.vocabulary import Endpoint, NodeId
 
 _log = logging.getLogger(__name__)
-
-Hello = Mapping[str, Any]
-MAIN: Final = "main"
-BULK: Final = "bulk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ async def listen(endpoint: Endpoint, *, flag: str = "--mesh") -> list[trio.Socke
 
 def bound(listeners: Sequence[trio.SocketListener]) -> list[Endpoint]:
     """Where they listen, ports resolved."""
-    return [_endpoint(listener.socket.getsockname()) for listener in listeners]
+    return [endpoint_of(listener.socket.getsockname()) for listener in listeners]
 
 
 class LinkPool:
@@ -91,15 +88,11 @@ class LinkPool:
         """``on_hello`` gets the dialled address, or for an inbound link the peer's host with port 0; what it raises (a
         MeshdError) refuses the peer. ``on_lost`` is called when the last main link to a node goes, unless closed here.
         ``security`` may be replaced at any time: it counts for the next connection."""
-        self.node_id = node_id
-        self.security = security
-        self._say_hello = say_hello
-        self._on_hello = on_hello
+        self._door = Doorkeeper(node_id, security, say_hello=say_hello, on_hello=on_hello, barred=barred)
         self._addresses = addresses
         self._on_lost = on_lost
         self._pong_state = pong_state
         self._on_pong = on_pong
-        self._barred = barred
         self._settings = settings or PoolSettings()
         self._links: dict[NodeId, dict[str, list[PeerLink]]] = {}
         self._backoff = Backoff()
@@ -132,6 +125,15 @@ class LinkPool:
         return _Inbound(self._streams)
 
     # --- more than Links ----------------------------------------------------------------------------------------------
+
+    @property
+    def security(self) -> tls.LinkTls | None:
+        """The contexts for the next connection; open ones keep theirs."""
+        return self._door.security
+
+    @security.setter
+    def security(self, security: tls.LinkTls | None) -> None:
+        self._door.security = security
 
     @property
     def peers(self) -> list[NodeId]:
@@ -207,34 +209,21 @@ class LinkPool:
                 self._nursery.start_soon(self._welcome, stream)
 
     async def _welcome(self, stream: trio.SocketStream) -> None:
-        link: PeerLink | None = None
-        role = MAIN
+        adopted = False
         try:
             with trio.move_on_after(self._settings.greet_s):
-                link, role = await self._greet_inbound(stream)
-            if link is not None:
-                self._adopt(link, role)
+                guest = await self._door.welcome(stream)
+                self._backoff.heard(guest.node_id)
+                self._adopt(self._link(guest), guest.role)
+                adopted = True
         except (MeshdError, OSError) as error:
             _log.info("an inbound link was refused: %s", error)
         except Exception:  # noqa: BLE001  # whatever a stranger sends must not stop the node; it is logged whole
             _log.exception("greeting an inbound link failed")
         finally:
             self._greeting -= 1
-            if link is None:
+            if not adopted:
                 await trio.aclose_forcefully(stream)
-
-    async def _greet_inbound(self, transport: trio.SocketStream) -> tuple[PeerLink, str]:
-        source = Endpoint(_endpoint(transport.socket.getpeername()).host, 0)
-        stream, proven = await self._secure(transport, dialler=False)
-        greeting = hello.Greeting(stream, dialler=False)
-        theirs = await greeting.listen()
-        try:
-            peer = self._check(theirs, proven, None, source)
-        except MeshdError as error:
-            await greeting.refuse(error)
-            raise
-        await greeting.answer(self._mine(MAIN))
-        return self._link(stream, greeting, peer, theirs), BULK if theirs.get("role") == BULK else MAIN
 
     # --- going out ----------------------------------------------------------------------------------------------------
 
@@ -253,10 +242,7 @@ class LinkPool:
             raise dialling.error.with_traceback(None)
 
     def _may_dial(self, node_id: NodeId) -> tuple[Endpoint, ...]:
-        if node_id == self.node_id:
-            raise WrongPeer("a node has no link to itself")
-        if node_id in self._barred:
-            raise WrongPeer(f"{node_id[:8]} is on the block list")
+        self._door.admit(node_id, None)
         addresses = tuple(self._addresses(node_id))
         if not addresses:
             raise LinkLost(f"no address of {node_id[:8]} is known")
@@ -319,12 +305,9 @@ class LinkPool:
         except OSError as error:
             raise LinkLost(f"{endpoint}: {error.strerror or error}") from error
         try:
-            stream, proven = await self._secure(transport, dialler=True)
-            if proven is not None:
-                self._check_id(proven, expect)
-            greeting = hello.Greeting(stream, dialler=True)
-            theirs = await greeting.ask(self._mine(role))
-            link = self._link(stream, greeting, self._check(theirs, proven, expect, endpoint), theirs)
+            guest = await self._door.call(transport, endpoint, expect, role)
+            self._backoff.heard(guest.node_id)
+            link = self._link(guest)
             self._adopt(link, role)
         except BaseException as error:
             await trio.aclose_forcefully(transport)
@@ -336,45 +319,16 @@ class LinkPool:
 
     # --- both ways ----------------------------------------------------------------------------------------------------
 
-    async def _secure(self, transport: trio.SocketStream, *, dialler: bool) -> tuple[trio.abc.Stream, NodeId | None]:
-        if self.security is None:
-            return transport, None
-        stream = self.security.wrap(transport, dialler=dialler)
-        return stream, await tls.prove(stream)
-
-    def _mine(self, role: str) -> Hello:
-        return {**self._say_hello(), "node_id": self.node_id, "role": role}
-
-    def _check(self, theirs: Hello, proven: NodeId | None, expect: NodeId | None, source: Endpoint) -> NodeId:
-        """The peer's id, if it may be our peer. Raises WrongPeer, BadFrame, and whatever ``on_hello`` objects."""
-        claimed = hello.node_id_untrusted(theirs)
-        if proven is not None and claimed != proven:
-            raise WrongPeer(f"{proven[:8]} says it is {claimed[:8]}")
-        if claimed == self.node_id:
-            self._on_hello(claimed, theirs, source)  # ourselves, or a cloned disk: the owner can tell by the boot
-        self._check_id(claimed, expect)
-        self._on_hello(claimed, theirs, source)
-        self._backoff.heard(claimed)
-        return claimed
-
-    def _check_id(self, claimed: NodeId, expect: NodeId | None) -> None:
-        if claimed == self.node_id:
-            raise WrongPeer("that is this node itself")
-        if claimed in self._barred:
-            raise WrongPeer(f"{claimed[:8]} is on the block list")
-        if expect is not None and claimed != expect:
-            raise WrongPeer(f"{claimed[:8]} answers there, not {expect[:8]}")
-
-    def _link(self, stream: trio.abc.Stream, greeting: hello.Greeting, peer: NodeId, theirs: Hello) -> PeerLink:
+    def _link(self, guest: Guest) -> PeerLink:
         return PeerLink(
-            stream,
-            greeting.mux,
-            peer,
-            run_id=theirs.get("boot"),
+            guest.stream,
+            guest.greeting.mux,
+            guest.node_id,
+            run_id=guest.hello.get("boot"),
             accept=self._offer,
             pong_state=self._pong_state,
             on_pong=self._on_pong,
-            early=greeting.early,
+            early=guest.greeting.early,
             timing=self._settings.timing,
         )
 
@@ -463,8 +417,3 @@ class _Inbound:
 async def _drain(link: PeerLink, reason: str, grace_s: float) -> None:
     await link.drain(reason, grace_s=grace_s)
     await link.closed()
-
-
-def _endpoint(name: Any) -> Endpoint:
-    """The endpoint of a socket name (two entries for IPv4, four for IPv6, none for other families)."""
-    return Endpoint(str(name[0]), int(name[1])) if isinstance(name, tuple) else Endpoint("local", 0)

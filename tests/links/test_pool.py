@@ -219,7 +219,7 @@ class Liar(Node):
 
     def __init__(self, key: NodeKey, claimed: NodeId, ring: KeyRing | None) -> None:
         super().__init__(key, ring, {})
-        self.pool.node_id = claimed
+        self.pool._door.node_id = claimed
 
 
 def test_a_hello_cannot_claim_another_identity_than_the_certificate() -> None:

@@ -1,0 +1,151 @@
+"""One exchange on a `PeerLink`: what a caller or a handler holds in its hands.
+
+Owns the messages that arrived and were not read, and how the exchange ended. All of its sending goes through the link's
+multiplexer, so leaving a stream in any way, cancellation included, tears nothing and is told to the peer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from meshd.errors import LinkLost, MeshdError, StreamCancelled
+from meshd.links.assemble import Inbound
+from meshd.links.wire import Message
+from meshd.vocabulary import NodeId
+
+if TYPE_CHECKING:
+    from meshd.links.peer_link import PeerLink
+
+SEND_AHEAD_BYTES: Final = 256 << 10
+"""A stream takes another message while less than this waits to be written."""
+
+
+class PeerStream:
+    """One exchange on a link, a `meshd.links.wire.Stream`. As a context manager it cancels what it did not finish."""
+
+    __slots__ = ("_accepted", "_arrived", "_broken", "_ended", "_error", "_first", "_inbox", "_link", "_sent_end", "id")
+
+    def __init__(self, link: PeerLink, stream: int, first: Inbound | None) -> None:
+        self.id = stream
+        self._link = link
+        self._first = first
+        self._accepted = first is not None
+        self._inbox: deque[Inbound] = deque()
+        self._arrived = trio.lowlevel.ParkingLot()
+        self._broken = trio.Event()
+        self._error: MeshdError | None = None
+        self._ended = False
+        self._sent_end = False
+
+    @property
+    def peer(self) -> NodeId:
+        return self._link.peer
+
+    @property
+    def link(self) -> PeerLink:
+        """The connection that carries the stream."""
+        return self._link
+
+    def first(self) -> Message | None:
+        """The message that opened a peer's stream, once; None when the stream broke before anybody looked."""
+        first, self._first = self._first, None
+        return self._read(first) if first is not None else None
+
+    async def send(self, message: Message) -> None:
+        """Raises LinkLost, StreamCancelled, the peer's error, ValueError (a message above a cap)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
+        while self._link.mux.queued_bytes(self.id) >= SEND_AHEAD_BYTES:
+            await self._link.room.park()
+            self._check()
+        if self._sent_end:
+            raise RuntimeError("a message after the end of the stream")
+        self._link.mux.send(self.id, message)
+        self._link.flush()
+
+    async def receive(self) -> Message | None:
+        """Messages that came before an error are delivered before it. Raises LinkLost, StreamCancelled, the peer's error."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._inbox:
+            self._check()
+            if self._ended:
+                return None
+            await self._arrived.park()
+        return self._read(self._inbox.popleft())
+
+    async def end(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._error is None and not self._sent_end:
+            self._sent_end = True
+            self._link.mux.end(self.id)
+            self._link.flush()
+
+    def cancel(self) -> None:
+        self._link.mux.cancel(self.id)
+        self._leave()
+
+    def fail(self, error: Exception) -> None:
+        self._link.mux.fail(self.id, error)
+        self._leave()
+
+    async def broken(self) -> MeshdError:
+        """Wait until the stream is cancelled or failed by the peer or its link is lost: why. For ever if it ends well."""
+        await self._broken.wait()
+        return self._error or LinkLost("the stream is gone")
+
+    def __enter__(self) -> PeerStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sent_end and (self._ended or self._accepted):
+            self._leave()  # what is queued still goes; whoever serves a stream owes it no more reading
+        else:
+            self.cancel()
+
+    # --- what the link tells it ---------------------------------------------------------------------------------------
+
+    def arrive(self, inbound: Inbound) -> None:
+        """A message came."""
+        if self._error is not None:
+            self._link.mux.consumed(self.id, inbound)
+        else:
+            self._inbox.append(inbound)
+            self._arrived.unpark_all()
+
+    def finish(self) -> None:
+        """The peer ended its side."""
+        self._ended = True
+        self._arrived.unpark_all()
+
+    def break_off(self, error: MeshdError) -> None:
+        """No more from either side. The first error stays."""
+        if self._error is None:
+            self._error = error
+            self._broken.set()
+        self._arrived.unpark_all()
+        self._link.room.unpark_all()
+
+    def _leave(self) -> None:
+        """This side reads no more: what came goes back to the link's budget."""
+        for inbound in (*self._inbox, *([self._first] if self._first else ())):
+            self._link.mux.consumed(self.id, inbound)
+        self._inbox.clear()
+        self._first = None
+        self.break_off(StreamCancelled("this side left the stream"))
+        self._link.prune()
+        self._link.flush()
+
+    def _read(self, inbound: Inbound) -> Message:
+        self._link.mux.consumed(self.id, inbound)
+        self._link.flush()
+        return inbound.message
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
