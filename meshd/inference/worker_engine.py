@@ -23,7 +23,8 @@ from meshd.inference import codec
 from meshd.inference.child import Child
 from meshd.inference.engine import EngineHealth, EngineInfo, Ran, Run
 from meshd.links.multiplex import Multiplexer
-from meshd.links.peer_link import LinkTiming, PeerLink, PeerStream
+from meshd.links.peer_link import LinkTiming, PeerLink
+from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Message, Stream
 from meshd.vocabulary import MB, LayerRange, ModelSpec, NodeId, SessionId
 
