@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
+from meshd.cli import qspec
 from meshd.cli.room import Json, StateDir, console, state_dir
 from meshd.models.hash_model import is_hash_model, parse_hash_model
+from meshd.models.progress import Progress
 from meshd.models.store import ModelStore, StoredModel
 from meshd.vocabulary import MB, ModelSpec
 
@@ -77,21 +80,35 @@ def ensure(name: str) -> tuple[ModelSpec, Path | None]:
 def _pull(name: str, store: ModelStore) -> StoredModel:
     from meshd.models.pull import pull as fetch
 
-    with _bars() as progress:
-        return fetch(name, store, progress)
+    with bars() as progress:
+
+        def record(folder: Path) -> None:
+            if qspec.can_record():
+                qspec.record(folder, progress=progress)
+
+        model = fetch(name, store, progress, record)
+    if model.manifest.missing_files:
+        _warn(f"{', '.join(model.manifest.missing_files)} missing: only the other layers can be served, and not proven")
+    elif not model.qspec.is_file():
+        _warn("no qspec: recording it needs torch (pip install 'meshd[engine]'); neighbours that have one share it")
+    return model
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"meshd: warning: {text}", err=True)
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each stage of a pull."""
+def bars() -> Iterator[Progress]:
+    """A progress bar for each stage of work on a model."""
     columns = (TextColumn("{task.description:12s}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bars:
+    with Bars(*columns, console=console) as shown:
         tasks: dict[str, TaskID] = {}
 
         def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total_bytes or None)
-            bars.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
+                tasks[stage] = shown.add_task(stage, total=total_bytes or None)
+            shown.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
 
         yield progress
 

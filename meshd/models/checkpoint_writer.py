@@ -9,7 +9,7 @@ arguments only. Errors: ModelRefused when a tensor delivers other bytes than it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,9 +30,11 @@ class TensorPlan:
     load: Callable[[], bytes]
 
 
-def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+def encode_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """The bytes before the data, for ``(name, dtype, shape, size_bytes)`` laid one after the other."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": dict(metadata or {"format": "pt"})}
     offset = 0
     for name, dtype, shape, size_bytes in tensors:
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size_bytes]}

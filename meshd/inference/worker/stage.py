@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from meshd.errors import ModelRefused, NeedRows, RangeNotHeld
-from meshd.inference.worker import arithmetic, linears, packing
+from meshd.inference.worker import arithmetic, fused, linears, packing
 from meshd.inference.worker.attention import Layout, Segment, laid_out
 from meshd.inference.worker.experts import use_experts
 from meshd.inference.worker.item import Item
@@ -69,6 +69,7 @@ class Stage:
         self._token_bytes: dict[LayerRange, int] = {}
         self._idle: dict[int, PackedState] = {}
         self._typed_caches = True
+        self._fused: fused.FusedLayers | None = None
         self._min_rows = 1
         with torch.inference_mode():
             self.packs = self._decide_packing()
@@ -131,6 +132,8 @@ class Stage:
         n = len(rows)
         if n < self._min_rows:
             rows = torch.cat([rows, rows.new_zeros(self._min_rows - n, self.hidden_size)])
+        if self._fused is not None:
+            return self._fused.logits(rows)[:n].float()
         keep = torch.arange(len(rows))
         if not self.packs:
             return self._passes.head(rows, keep, None)[:n].float()
@@ -182,6 +185,8 @@ class Stage:
 
     def _packed_residual(self, layers: LayerRange, items: Sequence[Item]) -> torch.Tensor:
         layout, rows = self._lay_out(items)
+        if self._fused is not None:
+            return self._fused.residual(layers, rows, layout)
         with laid_out(layout) as cache:
             return self._passes.residual(layers, rows, layout.positions(), cache)
 
@@ -204,8 +209,11 @@ class Stage:
         layout, rows = self._lay_out(items)
         wanted = [row for part in keep for row in range(part.start, part.stop)]
         padded = wanted + [wanted[-1]] * (self._min_rows - len(wanted))
-        with laid_out(layout) as cache:
-            logits = self._passes.logits(layers, rows, layout.positions(), cache, torch.tensor(padded))
+        if self._fused is not None:
+            logits = self._fused.logits(self._fused.residual(layers, rows, layout)[padded])
+        else:
+            with laid_out(layout) as cache:
+                logits = self._passes.logits(layers, rows, layout.positions(), cache, torch.tensor(padded))
         return list(logits[: len(wanted)].float().split([item.emit for item in items]))
 
     def _split_residual(self, items: Sequence[Item], residual: torch.Tensor, head: bool) -> list[torch.Tensor]:
@@ -287,16 +295,34 @@ class Stage:
     def _swap_linears(self, prepack: str, budget_bytes: int | None) -> str:
         """Put faster linears in; returns the name of what runs."""
         model = self._skeleton.model
-        if self.dtype == "int8":
-            self.private_bytes += linears.swap(model, linears.quantise)
-            return "int8"
         copy = sum(child.weight.nbytes for _, _, child in linears.linears(model) if isinstance(child, torch.nn.Linear))
         fits = budget_bytes is None or self.private_bytes + copy <= budget_bytes
-        if self.dtype == "bf16" and (prepack == "on" or (prepack == "auto" and fits)):
-            made = linears.swap(model, linears.prepack)
-            self.private_bytes += made
-            return "prepacked" if made else "plain"
-        return "plain"
+        if self.dtype == "int8":
+            path, make = "int8", linears.quantise
+        elif self.dtype == "bf16" and (prepack == "on" or (prepack == "auto" and fits)):
+            path, make = "prepacked", linears.prepack
+        else:
+            return "plain"
+        if self.packs and self._fuse(make):
+            return f"fused {path}"
+        made = linears.swap(model, make)
+        self.private_bytes += made
+        return path if made else "plain"
+
+    def _fuse(self, make: linears.Swap) -> bool:
+        """Use the fused layers where the architecture has them and they compute what the modules compute."""
+        if not fused.fits(self._skeleton):
+            return False
+        try:
+            self._fused = fused.FusedLayers(self._skeleton, make)
+        except NotImplementedError:
+            return False
+        if self.dtype == "bf16" and not packing.agrees(self._passes, self._chunks):
+            self._fused = None
+            self.warnings.append("the fused layers differ from the architecture's own here; they are off")
+            return False
+        self.private_bytes += self._fused.nbytes
+        return True
 
     def _prove(self) -> bool:
         """Turn on what makes arithmetic deterministic, and try it; a warning says so where it does not hold."""
@@ -308,7 +334,7 @@ class Stage:
             return False
         self._min_rows = arithmetic.MIN_ROWS
         self._passes.focus(self.layers)
-        self.blocks = arithmetic.steady(self._skeleton.model)
+        self.blocks = arithmetic.steady(self._skeleton.model if self._fused is None else self._fused)
         trouble = arithmetic.trial(self, self._skeleton)
         if trouble:
             self.warnings.append(f"deterministic arithmetic is off: {trouble}")
