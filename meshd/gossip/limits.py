@@ -32,7 +32,7 @@ def unpack_untrusted(data: bytes, *, limit: int = PAYLOAD_BYTES, array: int = 64
             max_bin_len=PAYLOAD_BYTES,
             max_ext_len=0,
         )
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
         raise BadDatagram(f"not msgpack: {error}") from None
 
 

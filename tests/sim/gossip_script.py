@@ -39,7 +39,7 @@ class Script:
             net.run(self.rng.choice((0.05, 0.5, 2.0, 7.0, 20.0)))
         self._repair()
         took = net.run_until(net.agreed, AGREE_S)
-        net.run_until(lambda: self._same_epochs(), AGREE_S)
+        net.run_until(self._same_epochs, AGREE_S)
         assert max(node.largest for node in net.nodes.values()) <= 1200
         return took
 
