@@ -39,7 +39,10 @@ class SendClaim:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Fetch, load and prove this range; report `progressed`, then `loaded` or `failed`. ``beside``: keep serving the old."""
+    """Fetch, load and prove this range; report `progressed`, then `loaded` or `failed`. ``beside``: keep serving the old.
+
+    A range inside the one that is held can be reported as loaded at once: it is only a smaller offer of the same worker.
+    """
 
     layers: LayerRange
     beside: bool
@@ -304,9 +307,11 @@ class Elector:
             return self._load(task, beside=True, now=now)
         assert self.held is not None, "only holders move"  # noqa: S101 - checked by the caller
         replicas = counts((d.layers for d in self._others(now) if d.layers), self._sizes.num_layers)
-        if 0 in replicas[self.held.start : self.held.end]:  # sole in a broken room: nobody to ask, nothing to lose
-            return self._promised(task, now)
-        return self._ask(task, (self.held,), now)
+        # Layers nobody else has come along (or there would be no move), and while they reload the room misses nothing: it
+        # cannot answer anyway. Everything else needs a promise, from somebody who serves it and not only loads it.
+        sole = 0 in replicas[self.held.start : self.held.end]
+        needed = move.leaves if sole else (self.held,)
+        return self._ask(task, needed, now) if needed else self._promised(task, now)
 
     def _ask(self, task: _Task, leaves: tuple[LayerRange, ...], now: float) -> list[Effect]:
         asked = whom_to_ask(leaves, self._watch.replicas())

@@ -101,7 +101,8 @@ class _View:
         """The move to ``new`` if it is allowed and makes the room better."""
         leaves = _difference(self.old, new)
         old_bytes, new_bytes = (self.sizes.bytes(r.start, r.end) for r in (self.old, new))
-        beside = old_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
+        fits = old_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
+        beside = fits or self.old.covers(new)  # offering less needs no second worker
         if new_bytes > weight_budget(self.mine.capacity_mb, self.settings) or self._takes_away(leaves, beside=beside):
             return None
         why = self._why(new, cooled=cooled)

@@ -209,6 +209,17 @@ def test_no_promise_no_move() -> None:
         assert play.elector.taking is None
 
 
+def test_layers_that_another_only_loads_are_not_left() -> None:
+    """The room is broken and 10..15 are nobody else's, so they may reload; 0..10 may not go before somebody serves them."""
+    play = Play(1, advert(1, 200), advert(2, 200, loading=(0, 10)), held=HALF)
+    assert play.until(SendClaim).claim.moving
+    for _ in range(20):
+        play.now = max(play.now, play.elector.deadline())
+        assert not any(isinstance(effect, Drop | Load) for effect in play.elector.tick(play.now))
+        play.room(advert(1, 200), advert(2, 200, loading=(0, 10)))
+    assert play.elector.held == HALF
+
+
 def test_an_answer_to_another_question_is_no_promise() -> None:
     play = spare()
     ask = play.until(AskHold)

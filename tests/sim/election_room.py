@@ -53,6 +53,7 @@ class Room:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = count()
         self.version = 0
+        self.promises: dict[NodeId, SimNode] = {}  # by asker: who promised last
         self.split_at = 0.0
         self.load_fails: Callable[[SimNode], bool] = lambda node_: False  # noqa: ARG005 - nobody fails by default
 
@@ -195,6 +196,8 @@ class Room:
                 case AskHold(peer, message):
                     self._send(each, peer, message)
                 case AnswerHold(peer, message):  # pragma: no branch
+                    if message.granted:
+                        self.promises[peer] = each
                     self._send(each, peer, message)
         self._publish(each)
 
@@ -245,8 +248,15 @@ class Room:
             before = self.replicas(each.group)
             each.serving = after
             now = self.replicas(each.group)
-            if min(before) > 0:
-                assert min(now) > 0, f"{each.number} dropped a last replica of {layers}: {each.history} {self.ranges()}"
+            taking = each.elector.taking
+            coming = taking[0] if taking and min(before) == 0 else None  # nothing to lose while the room cannot answer
+            gone = [i for i, (b, a) in enumerate(zip(before, now, strict=True)) if b and not a]
+            lost = [i for i in gone if coming is None or i not in coming]
+            promised_by = self.promises.get(node(each.number))
+            kept = promised_by is None or self._reach(each, promised_by)  # a promise ends with its giver
+            assert not (lost and kept), (
+                f"{each.number} dropped the last replica of {lost}: {each.history} {self.ranges()}"
+            )
             each.history.append(f"{self.now:.1f} drop {layers}")
 
         def unloaded() -> None:
