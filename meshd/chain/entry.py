@@ -75,7 +75,18 @@ class _Answer:
         self.began = trio.current_time()
         self.token_times: list[float] = []
         self.recoveries: list[Recovery] = []
+        self.stopped = False
+        self.on_stop: Callable[[], None] = _nothing
         self._put, self._take = trio.open_memory_channel[Event | MeshdError](request.max_tokens + EVENT_SLACK)
+
+    def started(self, planned: PlannedRoute) -> None:
+        """The request has a route."""
+        self.put(Started(self.session, planned.hops, RouteUse(planned.mode, planned.signature)))
+
+    def stop(self) -> None:
+        """`Stoppable`: no more tokens are wanted, the report is."""
+        self.stopped = True
+        self.on_stop()
 
     def put(self, event: Event | MeshdError) -> None:
         """Hand an event to the client. The queue has room for every token of the request."""
@@ -106,6 +117,10 @@ class _Answer:
             total_ms=(now - self.began) * 1000.0,
             tokens_per_s=(len(times) - 1) / rest_s if rest_s > 0.0 else 0.0,
         )
+
+
+def _nothing() -> None:
+    """Nothing runs that could be stopped."""
 
 
 class _Driven:
@@ -217,7 +232,7 @@ class Entry:
 
     async def _one_session(self, answer: _Answer, request: GenerationRequest, session: SessionId) -> None:
         planned = await self._plan(answer, request)
-        answer.put(Started(answer.session))
+        answer.started(planned)
         core, reason = await self._run_session(answer, request, session, planned)
         answer.put(self._finished(answer, core, planned, reason))
 
@@ -228,14 +243,14 @@ class Entry:
         while True:
             planned = await self._plan(answer, request)
             if not started:
-                answer.put(Started(answer.session))
+                answer.started(planned)
                 started = True
             left = None if request.deadline_s is None else max(0.0, expires - trio.current_time())
             wanted = min(request.max_tokens, len(forced) + 1)
             one = replace(request, forced=forced, max_tokens=wanted, deadline_s=left)
             core, reason = await self._run_session(answer, one, self._new_id(), planned)
             forced = tuple(core.ids[len(request.prompt) :])
-            if reason == "stop" or len(forced) >= request.max_tokens:
+            if reason == "stop" or answer.stopped or len(forced) >= request.max_tokens:
                 answer.put(self._finished(answer, core, planned, reason))
                 return
 
@@ -279,7 +294,10 @@ class Entry:
         try:
             async with trio.open_nursery() as nursery:
                 driven = self._driven[session] = _Driven(core, answer, nursery)
+                answer.on_stop = lambda: self._carry(driven, core.stop())
                 self._carry(driven, core.start(began))
+                if answer.stopped:
+                    self._carry(driven, core.stop())
                 failure = await self._drive(driven)
                 nursery.cancel_scope.cancel()
         finally:
