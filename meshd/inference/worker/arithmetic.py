@@ -178,8 +178,8 @@ def _walk(
 def _same_kv(one: SessionState, two: SessionState, tokens: int) -> bool:
     if not (isinstance(one, PackedState) and isinstance(two, PackedState)):
         return False
-    pairs = zip([*one.keys, *one.values], [*two.keys, *two.values], strict=True)
-    return all(a is not None and b is not None and torch.equal(a[:, :tokens], b[:, :tokens]) for a, b in pairs)
+    pairs = zip(one.buffers, two.buffers, strict=True)
+    return all(a is not None and b is not None and torch.equal(a[:, :, :tokens], b[:, :, :tokens]) for a, b in pairs)
 
 
 def name(skeleton: Skeleton, *, path: str, packs: bool, deterministic: bool) -> str:
@@ -187,7 +187,7 @@ def name(skeleton: Skeleton, *, path: str, packs: bool, deterministic: bool) -> 
     digest = hashlib.sha256()
     facts = (skeleton.dtype, path, packs, deterministic, torch.__version__, torch.backends.cpu.get_cpu_capability())
     digest.update(repr(facts).encode())
-    for bits in _sample_bits(skeleton, prepacked=path == "prepacked"):
+    for bits in _sample_bits(skeleton, prepacked="prepacked" in path):
         digest.update(bits.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
 

@@ -238,8 +238,8 @@ def serve(layout: Layout, layer: int, rows: torch.Tensor, out: torch.Tensor, rec
         if isinstance(call, GroupCall):
             out[call.rows] = _group(call, layer, rows[call.rows], recipe)
             continue
-        keys, values = call.state.layer(layer)
-        part, keys, values = rows[call.rows], keys[:, call.keys], values[:, call.keys]
+        part = rows[call.rows]
+        keys, values = call.state.layer(layer)[:, :, call.keys]
         if isinstance(call, BlockCall):
             out[call.rows] = _block(call, part, keys, values, recipe)
         else:
@@ -247,15 +247,13 @@ def serve(layout: Layout, layer: int, rows: torch.Tensor, out: torch.Tensor, rec
 
 
 def _group(call: GroupCall, layer: int, part: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    buffers = [state.layer(layer) for state in call.states]
+    held = [state.layer(layer)[:, :, call.keys] for state in call.states]
     if recipe.written_out:
         each = [
-            _explicit(part[i : i + 1], keys[:, call.keys], values[:, call.keys], call.mask[i, 0], recipe)
-            for i, (keys, values) in enumerate(buffers)
+            _explicit(part[i : i + 1], keys, values, call.mask[i, 0], recipe) for i, (keys, values) in enumerate(held)
         ]
         return torch.cat(each)
-    keys = torch.stack([held[:, call.keys] for held, _ in buffers])
-    values = torch.stack([held[:, call.keys] for _, held in buffers])
+    keys, values = torch.stack(held, 1)
     return _row_items(part, keys, values, call.mask, recipe.scale)
 
 

@@ -88,34 +88,39 @@ class SessionState:
 
 
 class PackedState(SessionState):
-    """KV as one ``[heads, capacity, head_dim]`` buffer per layer; sliding layers keep all of it, so that any cut is exact."""
+    """KV as one ``[2, heads, capacity, head_dim]`` buffer per layer; sliding layers keep all of it, so that any cut is exact."""
 
-    __slots__ = ("keys", "values")
+    __slots__ = ("buffers",)
 
     def __init__(self, layers: LayerRange, *, logs: bool, token_bytes: int = 0) -> None:
         super().__init__(layers, logs=logs, token_bytes=token_bytes)
-        self.keys: list[torch.Tensor | None] = [None] * len(layers)
-        self.values: list[torch.Tensor | None] = [None] * len(layers)
+        self.buffers: list[torch.Tensor | None] = [None] * len(layers)
 
     def put(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write ``[heads, n, head_dim]`` at position ``start`` of the sub-range's ``layer``-th layer."""
         end = start + keys.shape[1]
-        held_keys, held_values = self.keys[layer], self.values[layer]
-        if held_keys is None or held_values is None or held_keys.shape[1] < end:
-            capacity = self._capacity(end)
-            held_keys = self.keys[layer] = grown(held_keys, keys, 1, capacity)
-            held_values = self.values[layer] = grown(held_values, values, 1, capacity)
-        held_keys[:, start:end] = keys
-        held_values[:, start:end] = values
+        held = self._room(layer, keys, end)
+        held[0, :, start:end] = keys
+        held[1, :, start:end] = values
 
-    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The key and value buffers of the sub-range's ``layer``-th layer."""
-        keys, values = self.keys[layer], self.values[layer]
-        if keys is None or values is None:
+    def put_both(self, layer: int, start: int, both: torch.Tensor) -> None:
+        """`put` of keys and values that already stand together, ``[2, heads, n, head_dim]``."""
+        end = start + both.shape[2]
+        self._room(layer, both[0], end)[:, :, start:end] = both
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """The buffer of the sub-range's ``layer``-th layer: keys are ``[0]``, values ``[1]``."""
+        held = self.buffers[layer]
+        if held is None:
             raise LookupError(f"layer {layer} of {self.layers} has no keys yet")
-        return keys, values
+        return held
 
     @property
     def nbytes(self) -> int:
-        buffers = [*self.keys, *self.values]
-        return super().nbytes + sum(buffer.nbytes for buffer in buffers if buffer is not None)
+        return super().nbytes + sum(buffer.nbytes for buffer in self.buffers if buffer is not None)
+
+    def _room(self, layer: int, keys: torch.Tensor, end: int) -> torch.Tensor:
+        held = self.buffers[layer]
+        if held is None or held.shape[2] < end:
+            held = self.buffers[layer] = grown(held, keys.expand(2, -1, -1, -1), 2, self._capacity(end))
+        return held

@@ -317,7 +317,7 @@ class Stage:
             self._fused = fused.FusedLayers(self._skeleton, make)
         except NotImplementedError:
             return False
-        if self.dtype == "bf16" and not packing.agrees(self._passes, self._chunks):
+        if not packing.agrees(self._passes, self._chunks):
             self._fused = None
             self.warnings.append("the fused layers differ from the architecture's own here; they are off")
             return False

@@ -76,10 +76,10 @@ def _assert_same_state(one: Session, two: Session) -> None:
         assert isinstance(a, PackedState)
         assert isinstance(b, PackedState)
         assert a.have == b.have
-        for x, y in zip([*a.keys, *a.values], [*b.keys, *b.values], strict=True):
+        for x, y in zip(a.buffers, b.buffers, strict=True):
             assert x is not None
             assert y is not None
-            assert torch.equal(x[:, : a.have], y[:, : a.have])
+            assert torch.equal(x[:, :, : a.have], y[:, :, : a.have])
         if a.logs:
             assert torch.equal(a.boundary(0, a.have), b.boundary(0, b.have))
 
