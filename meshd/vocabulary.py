@@ -294,6 +294,7 @@ class ModelSpec:
             "layer_bytes": list(self.layer_bytes),
             "embed_bytes": self.embed_bytes,
             "head_bytes": self.head_bytes,
+            "tied": self.tied,
             "kv_bytes_per_token_layer": self.kv_bytes_per_token_layer,
             "context": self.context,
         }

@@ -36,8 +36,8 @@ def qspec(
     with bars() as progress:
         path = record(stored.path, out, progress)
     found = QspecFile(path, stored.manifest.spec)
-    document = {"model": stored.name, "digest": found.digest, "prompts": len(found.prompts), "path": str(path)}
-    typer.echo(json.dumps(document) if as_json else f"{stored.name}: {len(found.prompts)} golden prompts in {path}")
+    document = {"model": stored.name, "digest": found.digest, "prompts": len(found.golden), "path": str(path)}
+    typer.echo(json.dumps(document) if as_json else f"{stored.name}: {len(found.golden)} golden prompts in {path}")
 
 
 def can_record() -> bool:
