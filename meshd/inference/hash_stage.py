@@ -151,10 +151,8 @@ class HashSessions:
         stage.extend(state, layers, rows)
         emit = min(run.emit, run.n)
         first = run.start + run.n - emit
-        if layers.end < stage.num_layers:
+        if layers.end < stage.num_layers or run.sampling is None:
             return Ran(rows=b"".join(state.log[first:]) if emit else b"")
-        if run.sampling is None:
-            return Ran()
         return Ran(
             choices=tuple(
                 stage.choice(state.log[p], p + 1, run.sampling, run.history) for p in range(first, run.start + run.n)

@@ -66,11 +66,11 @@ class QspecFile:
             raise ModelRefused(f"{path} is damaged: {error!r}") from error
         if not 0 < len(prompts) <= PROMPTS_CAP:
             raise ModelRefused(f"{path} holds {len(prompts)} golden prompts")
-        self.prompts: tuple[RecordedPrompt, ...] = tuple(prompts)
+        self.golden: tuple[RecordedPrompt, ...] = tuple(prompts)
 
     def rows(self, prompt: int, boundary: int, start: int, end: int) -> bytes:
         """fp32 residual rows of positions ``[start, end)``, entering layer ``boundary``."""
-        place, n = self._places[prompt], len(self.prompts[prompt].ids)
+        place, n = self._places[prompt], len(self.golden[prompt].ids)
         if not (0 <= boundary < self._boundaries and 0 <= start <= end <= n):
             raise ModelRefused(f"{self.path} has no rows {start}..{end} at boundary {boundary}")
         row_bytes = self._hidden_size * _VALUE_BYTES

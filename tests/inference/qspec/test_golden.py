@@ -49,9 +49,9 @@ def test_what_was_put_is_read_back_by_seeking(tmp_path: Path) -> None:
     path = tmp_path / "qspec.safetensors"
     prompts = written(path)
     qspec = QspecFile(path, SPEC)
-    assert [prompt.ids for prompt in qspec.prompts] == list(prompts)
-    assert qspec.prompts[3].argmax == tuple(token % 50 for token in prompts[3])
-    assert qspec.prompts[3].margin[:2] == (0.5, 1.5)
+    assert [prompt.ids for prompt in qspec.golden] == list(prompts)
+    assert qspec.golden[3].argmax == tuple(token % 50 for token in prompts[3])
+    assert qspec.golden[3].margin[:2] == (0.5, 1.5)
     assert struct.unpack("<8f", qspec.rows(5, 2, 3, 5)) == (203.0,) * 4 + (204.0,) * 4
     for wrong in ((3, 0, 1), (-1, 0, 1), (0, 0, 17), (0, 2, 1)):
         with pytest.raises(ModelRefused, match="no rows"):

@@ -35,7 +35,7 @@ def test_every_boundary_is_what_transformers_computes(tmp_path: Path, name: str)
     assert path == tmp_path / "qspec.safetensors"
     assert told == [(layer + 1, LAYERS) for layer in range(LAYERS)]
     qspec = QspecFile(path, manifest.spec)
-    for number, prompt in enumerate(qspec.prompts[:3]):
+    for number, prompt in enumerate(qspec.golden[:3]):
         out = model(torch.tensor([prompt.ids]), output_hidden_states=True)  # type: ignore[operator]  # transformers' model
         n = len(prompt.ids)
         for boundary in range(LAYERS):  # transformers' last one is after the final norm
