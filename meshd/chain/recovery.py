@@ -7,7 +7,7 @@ The order in which hops are tried for the layers of a lost one:
 
 1. nobody who was lost or suspected in the last 30 s (a node that came back with another epoch or engine is forgiven);
 2. anybody but who is bad right now: if everybody is penalised the penalty is ignored;
-3. if another hop reported the loss: somebody else in that hop's place, for it may be their link that broke;
+3. if another hop reported the loss: somebody else in that hop's place, once, for it may be their link that broke;
 4. the lost node itself, if it was a broken link or a refusal: perhaps it has restarted.
 
 For one token a node is tried at most twice (once if it was silent or full), so two dead replicas do not play ping-pong.
@@ -15,6 +15,7 @@ For one token a node is tried at most twice (once if it was silent or full), so 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,14 +117,21 @@ class Blame:
 
 
 class Pulse:
-    """When each watched node was last heard. A node counts as heard when its watch begins."""
+    """When each watched node was last heard. A node counts as heard when its watch begins.
+
+    Silence is evidence of death only for a node that this one has heard before, or must reach itself (``direct``): a hop that
+    only its neighbour can reach is its neighbour's to report.
+    """
 
     def __init__(self, self_id: NodeId) -> None:
         self._self = self_id
         self._heard: dict[NodeId, float] = {}
+        self._reached: set[NodeId] = set()
 
-    def watch(self, node: NodeId, now: float) -> bool:
+    def watch(self, node: NodeId, now: float, *, direct: bool) -> bool:
         """Begin; False if it is watched already."""
+        if direct:
+            self._reached.add(node)
         if node in self._heard:
             return False
         self._heard[node] = now
@@ -132,11 +140,13 @@ class Pulse:
     def drop(self, node: NodeId) -> None:
         """End."""
         self._heard.pop(node, None)
+        self._reached.discard(node)
 
     def heard(self, node: NodeId, at: float) -> None:
         """Anything came from ``node``."""
-        if self._heard.get(node, at) < at:
-            self._heard[node] = at
+        if node in self._heard:
+            self._reached.add(node)
+            self._heard[node] = max(at, self._heard[node])
 
     def excuse(self, now: float) -> None:
         """This process itself was paused: nobody could be heard."""
@@ -145,7 +155,9 @@ class Pulse:
 
     def dead_at(self, node: NodeId) -> float:
         """When silence becomes death."""
-        return float("inf") if node == self._self else self._heard.get(node, float("inf")) + SILENCE_S
+        if node == self._self or node not in self._reached:
+            return math.inf
+        return self._heard[node] + SILENCE_S
 
     def quiet(self, node: NodeId, now: float) -> bool:
         """True when a PING has gone unanswered."""

@@ -149,6 +149,8 @@ class Session:
         self._current = Attempt(0, route, 0, now, dead=True)
         self._acked = 0
         self._tried: set[NodeId] = set()
+        self._resent = False
+        self._bypassed = False
         self._prepared: _Prepared | None = None
         self._prepare_at = now
         self._stuck: _Stuck | None = None
@@ -215,11 +217,18 @@ class Session:
             return []
         if attempt and (attempt not in self._attempts or self._attempts[attempt].dead):
             return []
+        if why is Why.REFUSED and node != self.route[0].node_id:
+            # Perhaps only this node cannot reach it: its neighbour will say. Try another beside it meanwhile.
+            return self._hedge({node} & self._current.nodes, "reset", now)
         return self._lose({node}, why, self._self, now)
 
     def heard(self, node: NodeId, at: float) -> None:
         """The link to ``node`` carried something at ``at``."""
         self._pulse.heard(node, at)
+
+    def stop(self) -> list[Effect]:
+        """The client has what it wants (a stop string): finish as an end token would."""
+        return [] if self.over else self._done("stop")
 
     def cancel(self) -> list[Effect]:
         """The client left."""
@@ -333,6 +342,7 @@ class Session:
             return effects + self._done(self._why_complete())
         self._began = now
         self._tried.clear()
+        self._resent = self._bypassed = False
         self._hedge_wait = 1.0
         self._progress(now)
         return effects + self._onward(now)
@@ -415,7 +425,7 @@ class Session:
         effects: list[Effect] = []
         for hop in route:
             self._touched[hop.node_id] = None
-            if self._pulse.watch(hop.node_id, now):
+            if self._pulse.watch(hop.node_id, now, direct=hop is route[0]):
                 self._ticket += 1
                 self._tickets[hop.node_id] = self._ticket
                 effects.append(Watch(hop.node_id, self._ticket))
@@ -514,7 +524,9 @@ class Session:
         route, replicas = self.route, self._replicas
         avoid, hopeless = bad | self._blame.avoid(replicas, now), self._blame.hopeless(replicas)
         found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[avoid, bad | hopeless], now=now)
-        if found.missing and reason == "reset" and reporter != self._self and reporter not in bad:
+        another = reason == "reset" and reporter != self._self and reporter not in bad
+        if found.missing and another and not self._bypassed:  # two who cannot reach a node are right
+            self._bypassed = True
             around = reroute(route, {reporter}, reason=reason, replicas=replicas, tiers=[avoid | {reporter}], now=now)
             found = found if around.missing else around
         if found.missing:
@@ -541,15 +553,30 @@ class Session:
         self._hedge_at = now + self._patience_s() * self._hedge_wait
         if self._current.dead:
             return []
+        quiet = {node for node in self._current.nodes if self._pulse.quiet(node, now)}
+        if quiet:
+            return self._hedge(quiet, "silent", now)
+        before: Hop | None = None
         for hop in self.route:
             phase = self._phase(hop)
-            if phase is Phase.NEEDING:
-                return self._again(now) if self._hedge_wait > 2.0 else []  # it repeats its Need by itself
             if phase is Phase.UNSEEN:
-                return self._again(now)
+                return self._bridge(before, hop, now)
+            if phase is Phase.NEEDING:  # it repeats its Need by itself
+                return self._bridge(before, hop, now) if self._hedge_wait > 2.0 else []
             if phase is not Phase.SENT:
-                reason = "silent" if self._pulse.quiet(hop.node_id, now) else "slow"
-                return self._hedge({hop.node_id}, reason, now)
+                return self._hedge({hop.node_id}, "slow", now)
+            before = hop
+        return self._again(now)
+
+    def _bridge(self, before: Hop | None, hop: Hop, now: float) -> list[Effect]:
+        """``hop`` waits for what the hop before it has sent: a message was lost once, or their link is broken."""
+        if self._resent:
+            around = self._hedge({hop.node_id}, "slow", now)
+            if not around and before is not None:
+                around = self._hedge({before.node_id}, "slow", now)
+            if around:
+                return around
+        self._resent = True
         return self._again(now)
 
     def _phase(self, hop: Hop) -> Phase | None:
@@ -567,7 +594,7 @@ class Session:
 
     def _hedge(self, slow: set[NodeId], reason: str, now: float) -> list[Effect]:
         live = [attempt for attempt in self._attempts.values() if not attempt.dead]
-        if self._current.dead or len(live) >= MAX_LIVE:
+        if self._current.dead or not slow or len(live) >= MAX_LIVE:
             return []
         self._tried |= slow
         for node in slow:
