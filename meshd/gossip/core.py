@@ -43,6 +43,7 @@ _STRANGERS: Final = 256
 _STRANGER_S: Final = 30.0
 _PULL_DATAGRAMS: Final = 8
 _CONFLICT_AGAIN_S: Final = 60.0
+_DIALS: Final = 2  # links dialled for candidates at once; datagrams go to all of them
 
 
 @dataclass(slots=True)
@@ -137,8 +138,10 @@ class GossipCore:
     def join(self, endpoints: Iterable[Endpoint], now: float, *, via: str = "join") -> list[Effect]:
         """Addresses to try, now and for as long as nobody answers there."""
         self._enter(now)
-        for endpoint in self._candidates.add(endpoints, via):
+        new = self._candidates.add(endpoints, via)
+        for endpoint in new:
             self._greet(endpoint, now)
+        for endpoint in new[:_DIALS]:
             self._room.effects.append(Exchange(None, (endpoint,)))
         return self._done(now)
 
@@ -496,12 +499,20 @@ class GossipCore:
                 self._tell_accused(record, now)
             if self._room.rng.random() < 0.5:
                 self._room.effects.append(Exchange(record.node_id, tuple(record.endpoints())))
+        self._doubt_foreign(now)
         met = {e for r in self._room.records.values() if r.live for e in r.endpoints()}
         unmet = self._candidates.unmet(met)
         for endpoint in self._room.rng.sample(unmet, min(8, len(unmet))):
             self._greet(endpoint, now)
-        if alone and unmet:
+        if unmet and (alone or self._room.rng.random() < 0.25):
             self._room.effects.append(Exchange(None, (self._room.rng.choice(unmet),)))
+
+    def _doubt_foreign(self, now: float) -> None:
+        """Members we cannot read are not probed: silence is all there is to go by."""
+        for record in self._room.records.values():
+            heard = record.last_heard_at
+            if record.live and record.wire_seen is not None and heard is not None and now - heard > _STRANGER_S:
+                self._accuse(record, now)
 
     # --- push-pull
 

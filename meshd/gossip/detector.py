@@ -108,7 +108,7 @@ class SwimDetector:
         number = self._next_seq()
         self._probes[number] = probe = _Probe(number, target.node_id, now)
         timers.set(("late", number), now + settings.ping_timeout_s)
-        timers.set(("verdict", number), now + settings.period_s * (1 + self._room.awareness.score))
+        timers.set(("verdict", number), now + settings.verdict_s + settings.period_s * self._room.awareness.score)
         self._ping(probe, now)
 
     def _choose(self) -> Record | None:

@@ -28,7 +28,8 @@ class GossipSettings:
     ping_timeout_s: float = 0.5  # then others are asked, and TCP
     ping_repeats_s: tuple[float, ...] = (0.0, 0.125, 0.25, 0.375)
     helpers: int = 3
-    nack_after_s: float = 0.4  # a helper says by then that it got no answer either
+    verdict_s: float = 0.9  # after the first ping, and a period later for each point of doubt in ourselves
+    nack_after_s: float = 0.3  # a helper says by then that it got no answer either
     tcp_check: bool = True
 
     # --- suspicion (Lifeguard)

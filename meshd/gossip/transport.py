@@ -11,10 +11,12 @@ Raises LocalError when an address cannot be bound, naming address, port and flag
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 import trio
@@ -82,18 +84,18 @@ class Transport:
         self.sent_bytes = 0
 
     def send(self, to: Endpoint, data: bytes) -> bool:
-        """Try once. False when the system refused; the next one may pass."""
+        """Try once. False when the system refused (the next one may pass), or for a name: looking it up would block."""
         family = socket.AF_INET6 if ":" in to.host else socket.AF_INET
         sock = next((s for s in self._sockets if s.family == family), None)
-        if sock is None:
+        if sock is None or not _is_literal(to.host):
             return False
         try:
             sock.sendto(data, (to.host, to.port))
         except BlockingIOError:
             self._failed("EAGAIN", to)
             return False
-        except (OSError, ValueError) as error:  # ValueError: a host with a null byte, from somebody's advert
-            self._failed(errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__), to)
+        except OSError as error:
+            self._failed(errno.errorcode.get(error.errno or 0, "OSError"), to)
             return False
         self._last_error = ""
         self.sent_datagrams += 1
@@ -134,3 +136,12 @@ class Transport:
         if name != self._last_error:
             _log.info("sending to %s failed: %s (tried again with the next datagram)", to, name)
         self._last_error = name
+
+
+@lru_cache(maxsize=1024)
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
 
@@ -32,8 +33,8 @@ def test_a_sensor_that_fails_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("a platform's surprise")
 
-    monkeypatch.setattr(health_sampler.psutil, "sensors_battery", broken)
-    monkeypatch.setattr(health_sampler.psutil, "sensors_temperatures", broken, raising=False)
+    monkeypatch.setattr(psutil, "sensors_battery", broken)
+    monkeypatch.setattr(psutil, "sensors_temperatures", broken, raising=False)
     health = sample()
     assert (health.battery_pct, health.on_ac, health.temp_c) == (None, None, None)
 
