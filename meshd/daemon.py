@@ -44,7 +44,7 @@ from meshd.links import pool
 from meshd.links.pool import LinkPool
 from meshd.links.tls import LinkTls
 from meshd.links.wire import Message, Stream
-from meshd.node import pass_on
+from meshd.node import electing, pass_on
 from meshd.node.advertising import Self, advert_of
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.next_links import keep_links
@@ -165,17 +165,18 @@ class Daemon:
         self.keeper = StageKeeper(
             StageLoader(config, lambda: self.serving.served, self.me.capacity_mb, nursery, _worker_said), self.changed
         )
+        self.links = self._make_links()
         self.serving = Serving(
             config,
-            identity.node_id,
+            identity,
             self.me.capacity_mb,
             keeper=self.keeper,
+            links=self.links,
             directory=self.directory,
             log=self.log,
             on_change=self.changed,
             worker_said=_worker_said,
         )
-        self.links = self._make_links()
         self.gossip = self._make_gossip()
         self.chain = ChainService(
             identity.node_id,
@@ -290,6 +291,8 @@ class Daemon:
         try:
             if message.kind in STREAM_KINDS:
                 await self.gossip.serve(peer, message, stream)
+            elif message.kind == electing.HOLD and self.serving.electing is not None:
+                await self.serving.electing.serve_hold(peer, message, stream)
             elif message.kind == pass_on.KIND:
                 await pass_on.take_over(self.app, peer, message, stream)
             else:
@@ -322,6 +325,7 @@ class Daemon:
             addresses=self.addresses,
             served=self.serving.served,
             held=self.keeper.held,
+            claim=self.serving.electing.claim if self.serving.electing is not None else None,
             info=engine.info if engine is not None else None,
             entry=self.serving.text is not None,
             draining=self.draining,

@@ -1,9 +1,10 @@
-"""Keeps one stage running: loads what is wanted, restarts what died, gives the old one time to empty.
+"""Keeps this node's stage running: carries out LOAD and DROP, and notices when an engine dies.
 
-Owns the life of this node's engine and its ``generation`` (which counts starts, so that a verdict or a step for an earlier
-engine is never taken for this one). Does not decide which layers: whoever elects or pins them calls `want`.
+Owns the engines of this node (one that serves, at most one beside it) and ``generation``, which counts starts, so that a verdict
+or a step for an earlier engine is never taken for this one. Which layers, and when, is the elector's decision; what
+happened is reported back to it through `Reports`.
 
-A crash is not the node's death: the room sees the layers go and come back. Restarts are spaced 0.5 s, 1 s, 2 s … 30 s; an engine
+A crash is not the node's death: the layers go and come back. Loads after a crash are spaced 0.5 s, 1 s, 2 s … 30 s; an engine
 that ran for a minute starts the row again.
 """
 
@@ -22,20 +23,53 @@ from meshd.vocabulary import LayerRange, Loading
 FIRST_PAUSE_S: Final = 0.5
 LAST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
-WATCH_S: Final = 0.2
+WATCH_S: Final = 0.1
 
 
 class Loader(Protocol):
-    """Starts an engine that holds ``layers``; reports (stage, 0..1) meanwhile. Raises MeshdError."""
+    """Starts an engine that holds ``layers`` and proves it; reports (stage, 0..1) meanwhile. Raises MeshdError."""
 
     def __call__(
         self, layers: LayerRange, generation: int, progress: Callable[[str, float], None]
     ) -> Awaitable[Engine]: ...
 
 
+class Reports(Protocol):
+    """What the elector wants to hear."""
+
+    def progressed(self, progress: float) -> None: ...
+
+    def loaded(self) -> None: ...
+
+    def failed(self, reason: str) -> None: ...
+
+    def dropped(self) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
+
+
+class Nobody:
+    """Reports that nobody wants: a node that only serves what it is told once."""
+
+    def progressed(self, progress: float) -> None:
+        """Unheard."""
+
+    def loaded(self) -> None:
+        """Unheard."""
+
+    def failed(self, reason: str) -> None:
+        """Unheard."""
+
+    def dropped(self) -> None:
+        """Unheard."""
+
+    def lost(self, reason: str) -> None:
+        """Unheard."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the keeper shows: ``state`` is one of observer, loading, ready, failed."""
+    """What the keeper shows: ``state`` is observer, loading, proving, ready or failed. ``layers`` are those that serve."""
 
     state: str
     reason: str = ""
@@ -47,79 +81,140 @@ OBSERVER: Final = Held("observer")
 
 
 class StageKeeper:
-    """Run it in a nursery; call `want` from anywhere. ``on_change`` is called after every change of what is held."""
+    """Run it in a nursery; tell it `load` and `drop`. ``on_change`` is called after every change of what is held."""
 
-    def __init__(self, load: Loader, on_change: Callable[[], None]) -> None:
-        self._load = load
+    def __init__(self, start: Loader, on_change: Callable[[], None]) -> None:
+        self._start = start
         self._on_change = on_change
-        self._wanted: LayerRange | None = None
-        self._changed = trio.Event()
+        self._reports: Reports = Nobody()
+        self._beside: Engine | None = None
+        self._wanted: LayerRange | None = None  # being loaded
+        self._layers: LayerRange | None = None  # serving
+        self._loading: Loading | None = None
+        self._reason = ""
+        self._pause_s = 0.0
+        self._work_put, self._work = trio.open_memory_channel[tuple[str, LayerRange]](16)
+        self._loading_scope: trio.CancelScope | None = None
         self.engine: Engine | None = None
         self.generation = 0
         self.held = OBSERVER
 
-    def want(self, layers: LayerRange | None) -> None:
-        """Hold these layers from now on (None: none). The same as now changes nothing."""
-        if layers != self._wanted:
-            self._wanted = layers
-            self._changed.set()
+    def report_to(self, reports: Reports) -> None:
+        """Who decides. Set before `run`."""
+        self._reports = reports
+
+    def load(self, layers: LayerRange) -> None:
+        """LOAD: start an engine for these layers, beside the one that serves if there is one."""
+        self._work_put.send_nowait(("load", layers))
+
+    def drop(self, layers: LayerRange) -> None:
+        """DROP: stop serving these layers; if others were loaded beside them, those serve from now on."""
+        if self._wanted == layers and self._loading_scope is not None:
+            self._loading_scope.cancel()
+        self._work_put.send_nowait(("drop", layers))
 
     async def run(self) -> None:
-        """Until cancelled; closes the engine on the way out."""
-        pause_s = FIRST_PAUSE_S
+        """Until cancelled; closes the engines on the way out."""
         try:
-            while True:
-                self._changed = trio.Event()
-                layers = self._wanted
-                if layers is None:
-                    await self._unload()
-                    self._show(OBSERVER)
-                    await self._changed.wait()
-                    continue
-                began = trio.current_time()
-                reason = await self._serve(layers)
-                if reason is None:
-                    pause_s = FIRST_PAUSE_S
-                    continue
-                if trio.current_time() - began > STEADY_S:
-                    pause_s = FIRST_PAUSE_S
-                self._show(Held("failed", reason))
-                with trio.move_on_after(pause_s):
-                    await self._changed.wait()
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                async for what, layers in self._work:
+                    await (self._load(layers) if what == "load" else self._drop(layers))
         finally:
             with trio.CancelScope(shield=True):
-                await self._unload()
+                for engine in (self.engine, self._beside):
+                    if engine is not None:
+                        await engine.aclose()
 
-    async def _serve(self, layers: LayerRange) -> str | None:
-        """Load and stay while all is well. Why it ended; None when something else is wanted."""
+    # --- LOAD and DROP ------------------------------------------------------------------------------------------------
 
-        def progress(stage: str, share: float) -> None:
-            self._show(Held("loading", loading=Loading(layers, stage, round(min(max(share, 0.0), 1.0), 2))))
-
-        await self._unload()
-        self.generation += 1
-        progress("loading", 0.0)
+    async def _load(self, layers: LayerRange) -> None:
+        if self.engine is not None and self.engine.info.layers.covers(layers):
+            self._layers = layers  # a part of what is loaded: nothing to start
+            self._show()
+            self._reports.loaded()
+            return
+        self._wanted, self._reason = layers, ""
         try:
-            self.engine = await self._load(layers, self.generation, progress)
+            with trio.CancelScope() as self._loading_scope:
+                engine = await self._started(layers)
+                self._take(engine, layers)
         except MeshdError as error:
-            return error.message
-        self._show(Held("ready", layers=layers))
-        while self._wanted == layers:
-            health = self.engine.health()
-            if not health.alive:
-                await self._unload()
-                return health.reason or "the engine worker died"
-            with trio.move_on_after(WATCH_S):
-                await self._changed.wait()
-        return None
+            self._reason = error.message
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
+        given_up = self._loading_scope is not None and self._loading_scope.cancelled_caught
+        self._wanted, self._loading, self._loading_scope = None, None, None
+        self._show()
+        if given_up:
+            return  # the drop that said so reports
+        if self._reason:
+            self._reports.failed(self._reason)
+        else:
+            self._reports.loaded()
 
-    async def _unload(self) -> None:
-        engine, self.engine = self.engine, None
-        if engine is not None:
+    async def _started(self, layers: LayerRange) -> Engine:
+        self.generation += 1
+        self._progress("loading", 0.0)
+        await trio.sleep(self._pause_s)
+        return await self._start(layers, self.generation, self._progress)
+
+    def _take(self, engine: Engine, layers: LayerRange) -> None:
+        if self.engine is None:
+            self.engine, self._layers = engine, layers
+        else:
+            self._beside = engine
+
+    async def _drop(self, layers: LayerRange) -> None:
+        gone: Engine | None = None
+        if self._layers == layers and self.engine is not None:
+            gone, self.engine, self._beside = self.engine, self._beside, None
+            self._layers = self.engine.info.layers if self.engine is not None else None
+        elif self._beside is not None and self._beside.info.layers == layers:
+            gone, self._beside = self._beside, None
+        self._show()  # nobody is sent here for them any more
+        if gone is not None:
+            await gone.aclose()
+        self._reports.dropped()
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Notice an engine that died."""
+        since = trio.current_time()
+        while True:
+            await trio.sleep(WATCH_S)
+            engine = self.engine
+            if engine is None:
+                since = trio.current_time()
+                continue
+            health = engine.health()
+            if health.alive:
+                if trio.current_time() - since > STEADY_S:
+                    self._pause_s = 0.0
+                continue
+            self._reason = health.reason or "the engine worker died"
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
+            self.engine, self._layers = self._beside, self._beside.info.layers if self._beside else None
+            self._beside = None
+            self._show()
             await engine.aclose()
+            self._reports.lost(self._reason)
 
-    def _show(self, held: Held) -> None:
+    def _progress(self, stage: str, share: float) -> None:
+        if self._wanted is not None:
+            self._loading = Loading(self._wanted, stage, round(min(max(share, 0.0), 1.0), 2))
+            self._show()
+            self._reports.progressed(max(self._loading.progress, 0.001))
+
+    def _show(self) -> None:
+        held = self._as_held()
         if held != self.held:
             self.held = held
             self._on_change()
+
+    def _as_held(self) -> Held:
+        if self.engine is not None:
+            return Held("ready", layers=self._layers, loading=self._loading)
+        if self._loading is not None:
+            return Held("proving" if self._loading.stage == "proving" else "loading", loading=self._loading)
+        return Held("failed", self._reason) if self._reason else OBSERVER

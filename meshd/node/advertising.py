@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from meshd import __version__
 from meshd.inference.engine import EngineInfo
 from meshd.inference.keeper import Held
+from meshd.node.electing import shown
 from meshd.node.model import Served
-from meshd.vocabulary import Advert, Capability, Endpoint, NodeId
+from meshd.vocabulary import Advert, Capability, Endpoint, Loading, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ def advert_of(
     addresses: tuple[Endpoint, ...],
     served: Served | None,
     held: Held,
+    claim: Loading | None,
     info: EngineInfo | None,
     entry: bool,
     draining: bool,
@@ -51,9 +53,9 @@ def advert_of(
         dtype=info.dtype if info else served.spec.dtype if served else "",
         arith=info.arith if info else "",
         num_layers=served.spec.num_layers if served else 0,
-        layers=info.layers if info is not None and ready else None,
+        layers=held.layers if ready else None,
         generation=info.generation if info else 0,
-        loading=held.loading,
+        loading=shown(held.loading, claim),
         capability=Capability(
             device=me.device,
             capacity_mb=me.capacity_mb,

@@ -1,12 +1,12 @@
 """From "no model yet" to layers that run: finds the model, starts its text side, and says which layers to hold.
 
-Owns which model this node serves (`served`), its tokenizer (`text`) and why it serves nothing (`reason`). A node whose model is
+Owns which model this node serves (`served`), its tokenizer (`text`), its part in the election (`electing`) and why it serves
+nothing (`reason`). A node whose model is
 not here yet, or too large for a single layer, is a member and an entry all the same.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -15,20 +15,21 @@ import trio
 from meshd.config import Config
 from meshd.directory import Directory
 from meshd.election.capacity import check_fit
-from meshd.election.elect import elect
-from meshd.errors import DoesNotFit, MeshdError
+from meshd.errors import MeshdError
 from meshd.eventlog import EventLog
+from meshd.identity.node_key import Identity
 from meshd.inference.hash_text import HashText
 from meshd.inference.keeper import StageKeeper
 from meshd.inference.text import Text
 from meshd.inference.text_engine import TextEngine
+from meshd.links.wire import Links
 from meshd.models.store import ModelStore
-from meshd.node import model
+from meshd.node import last_range, model
+from meshd.node.electing import Electing
 from meshd.node.model import Served
 from meshd.node.stage_loader import election_settings
-from meshd.vocabulary import LayerRange, ModelSpec, NodeId
+from meshd.vocabulary import ModelSpec
 
-SETTLE_S: Final = 2.0
 LOOK_S: Final = 0.5
 RETRY_S: Final = 10.0
 
@@ -39,22 +40,29 @@ class Serving:
     def __init__(
         self,
         config: Config,
-        node_id: NodeId,
+        identity: Identity,
         capacity_mb: int,
         *,
         keeper: StageKeeper,
+        links: Links,
         directory: Callable[[], Directory],
         log: EventLog,
         on_change: Callable[[], None],
         worker_said: Callable[[str], None],
     ) -> None:
-        self._config, self._node_id, self._capacity_mb = config, node_id, capacity_mb
-        self._keeper, self._directory, self._log = keeper, directory, log
+        self._config, self._identity, self._capacity_mb = config, identity, capacity_mb
+        self._keeper, self._links, self._directory, self._log = keeper, links, directory, log
         self._on_change, self._worker_said = on_change, worker_said
         self._store = ModelStore.under(config.state)
         self.served: Served | None = None
         self.text: Text | None = None
-        self.reason = ""
+        self.electing: Electing | None = None
+        self._trouble = ""
+
+    @property
+    def reason(self) -> str:
+        """Why this node serves nothing, "" if there is nothing to say."""
+        return self._trouble or (self.electing.reason if self.electing is not None else "")
 
     @property
     def spec(self) -> ModelSpec | None:
@@ -66,8 +74,7 @@ class Serving:
             self.served = await self._find()
             await self._start_text(nursery, self.served)
             self._on_change()
-            await self._choose_layers(self.served.spec)
-            await trio.sleep_forever()
+            await self._elect(self.served.spec)
 
     async def _start_text(self, nursery: trio.Nursery, served: Served) -> None:
         try:
@@ -86,12 +93,12 @@ class Serving:
             if served is None and self._config.model is None:
                 served = model.by_digest(rooms_digest(self._directory()), self._store)
             if served is not None:
-                self.reason = ""
+                self._trouble = ""
                 return served
             await trio.sleep(LOOK_S if self._config.model is None else RETRY_S)
 
     async def _fetch(self, name: str) -> Served | None:
-        self.reason = f"fetching {name}"
+        self._trouble = f"fetching {name}"
         try:
             await model.fetch(name, self._config.state, lambda line: self._log.emit("pull", level="debug", text=line))
         except MeshdError as error:
@@ -99,29 +106,29 @@ class Serving:
         return model.named(self._config, self._store)
 
     def _failed(self, error: MeshdError) -> None:
-        self.reason = error.message
+        self._trouble = error.message
         self._log.emit("failed", level="error", reason=error.message)
 
-    async def _choose_layers(self, spec: ModelSpec) -> None:
+    async def _elect(self, spec: ModelSpec) -> None:
+        """Take part in the election of this model's ranges, until cancelled."""
         settings = election_settings(self._config)
         if self._config.layers is not None:
             check_fit(spec, self._config.layers, self._capacity_mb, settings)
-            self._want(self._config.layers)
-            return
-        await trio.sleep(SETTLE_S)
-        while True:
-            adverts = [member.advert for member in self._directory().members.values()]
-            with contextlib.suppress(DoesNotFit):
-                layers = elect(spec, adverts, self._node_id, settings)
-                if layers is not None:
-                    self._want(layers)
-                    return
-            self.reason = f"{self._capacity_mb} MB are too small for a layer of {spec.name}"
-            await trio.sleep(SETTLE_S)
-
-    def _want(self, layers: LayerRange) -> None:
-        self._log.emit("stage", text=f"takes {layers}", layers=layers.json())
-        self._keeper.want(layers)
+        self.electing = Electing(
+            self._identity.node_id,
+            spec,
+            settings,
+            epoch=self._identity.epoch,
+            pinned=self._config.layers,
+            resume=last_range.read(self._config.state, spec.digest),
+            keeper=self._keeper,
+            links=self._links,
+            directory=self._directory,
+            log=self._log,
+            on_claim=self._on_change,
+            remember=lambda layers: last_range.write(self._config.state, spec.digest, layers),
+        )
+        await self.electing.run()
 
 
 def rooms_digest(directory: Directory) -> str:

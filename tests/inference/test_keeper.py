@@ -1,0 +1,166 @@
+"""The keeper: LOAD and DROP carried out, crashes noticed, everything reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import trio
+import trio.testing
+
+from meshd.errors import DoesNotFit
+from meshd.inference.engine import Engine, EngineHealth
+from meshd.inference.hash_engine import HashEngine
+from meshd.inference.keeper import StageKeeper
+from meshd.models.hash_model import parse_hash_model
+from meshd.vocabulary import LayerRange
+
+MODEL = parse_hash_model("hash:30")
+LOW, HIGH, INSIDE = LayerRange(0, 15), LayerRange(15, 30), LayerRange(3, 9)
+
+
+class Mortal(HashEngine):
+    """An engine that can be killed."""
+
+    dead = False
+
+    def health(self) -> EngineHealth:
+        return replace(super().health(), alive=not self.dead, reason="killed" if self.dead else "")
+
+
+@dataclass
+class Bench:
+    """A keeper with everything it says written down."""
+
+    said: list[str] = field(default_factory=list)
+    refuse: list[LayerRange] = field(default_factory=list)
+    started: list[Mortal] = field(default_factory=list)
+    hang: bool = False
+
+    async def start(self, layers: LayerRange, generation: int, progress: Callable[[str, float], None]) -> Engine:
+        progress("loading", 0.5)
+        if layers in self.refuse:
+            raise DoesNotFit("too large")
+        if self.hang:
+            await trio.sleep_forever()
+        engine = Mortal(MODEL.spec, layers, generation=generation)
+        self.started.append(engine)
+        return engine
+
+    def progressed(self, progress: float) -> None:
+        del progress
+
+    def loaded(self) -> None:
+        self.said.append("loaded")
+
+    def failed(self, reason: str) -> None:
+        self.said.append(f"failed: {reason}")
+
+    def dropped(self) -> None:
+        self.said.append("dropped")
+
+    def lost(self, reason: str) -> None:
+        self.said.append(f"lost: {reason}")
+
+
+def kept(story: Callable[[StageKeeper, Bench], object], bench: Bench | None = None) -> Bench:
+    """Run a story of (coroutine) steps against a keeper in virtual time."""
+    bench = bench or Bench()
+
+    async def main() -> None:
+        keeper = StageKeeper(bench.start, lambda: None)
+        keeper.report_to(bench)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            await story(keeper, bench)  # type: ignore[misc]  # a coroutine function
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return bench
+
+
+def test_load_then_drop() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        await trio.sleep(0.05)
+        assert (keeper.held.state, keeper.held.layers, keeper.generation) == ("ready", LOW, 1)
+        keeper.drop(LOW)
+        await trio.sleep(0.05)
+        assert (keeper.held.state, keeper.engine) == ("observer", None)
+
+    bench = kept(story)
+    assert bench.said == ["loaded", "dropped"]
+
+
+def test_a_load_beside_serves_the_old_range_until_it_is_dropped() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        keeper.load(HIGH)
+        await trio.sleep(0.05)
+        assert bench.said == ["loaded", "loaded"]
+        assert keeper.held.layers == LOW
+        keeper.drop(LOW)
+        await trio.sleep(0.05)
+        assert keeper.held.layers == HIGH
+        assert keeper.engine is bench.started[1]
+
+    kept(story)
+
+
+def test_what_was_loaded_beside_can_be_given_up() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        keeper.load(HIGH)
+        keeper.drop(HIGH)
+        await trio.sleep(0.05)
+        assert keeper.held.layers == LOW
+
+    kept(story)
+
+
+def test_a_part_of_what_is_loaded_needs_no_load() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        keeper.load(INSIDE)
+        await trio.sleep(0.05)
+        assert (keeper.held.layers, len(bench.started)) == (INSIDE, 1)
+
+    assert kept(story).said == ["loaded", "loaded"]
+
+
+def test_a_refused_load_is_shown_and_reported() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        await trio.sleep(0.05)
+        assert (keeper.held.state, keeper.held.reason) == ("failed", "too large")
+
+    assert kept(story, Bench(refuse=[LOW])).said == ["failed: too large"]
+
+
+def test_an_engine_that_dies_is_lost_and_the_next_load_waits_a_little() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        await trio.sleep(0.05)
+        bench.started[0].dead = True
+        await trio.sleep(0.2)
+        assert (keeper.held.state, keeper.held.reason) == ("failed", "killed")
+        began = trio.current_time()
+        keeper.load(LOW)
+        while keeper.held.state != "ready":
+            await trio.sleep(0.01)
+        assert trio.current_time() - began >= 0.5
+        assert keeper.generation == 2
+
+    assert kept(story).said == ["loaded", "lost: killed", "loaded"]
+
+
+def test_dropping_what_is_being_loaded_stops_the_load() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        await trio.sleep(0.05)
+        assert keeper.held.state == "loading"
+        keeper.drop(LOW)
+        await trio.sleep(0.05)
+        assert keeper.held.state == "observer"
+
+    assert kept(story, Bench(hang=True)).said == ["dropped"]
