@@ -48,6 +48,7 @@ from meshd.node import electing, pass_on
 from meshd.node.advertising import Self, advert_of
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.next_links import keep_links
+from meshd.node.route_memory import remember_routes
 from meshd.node.serving import Serving
 from meshd.node.stage_loader import StageLoader, capacity_mb
 from meshd.node.status import state_of, with_work
@@ -258,6 +259,7 @@ class Daemon:
         self.log.emit("listening", http=f"http://{self.me.http}", mesh=str(self.sockets.mesh))
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
+        nursery.start_soon(remember_routes, self.planner, self.config.state)
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()
         await _signalled()
