@@ -82,15 +82,20 @@ Call = BlockCall | RowCall | GroupCall
 
 
 class Layout:
-    """Where every row of one step goes. Masks are made once per window size and shared by the layers."""
+    """Where every row of one step goes. Masks are made once per window size and shared by the layers.
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    ``idle`` rows at the end belong to nobody: they keep a lone row company and attend to nothing.
+    """
+
+    def __init__(self, segments: Sequence[Segment], idle: int = 0) -> None:
         self.segments = segments
+        self.idle = idle
         self._calls: dict[int | None, list[Call]] = {}
 
     def positions(self) -> torch.Tensor:
         """``[1, sum T]`` absolute positions."""
-        return torch.cat([torch.arange(s.start, s.end) for s in self.segments])[None]
+        rows = [torch.arange(s.start, s.end) for s in self.segments]
+        return torch.cat([*rows, torch.zeros(self.idle, dtype=torch.long)])[None]
 
     def calls(self, window: int | None) -> list[Call]:
         """The attention calls of a layer that sees ``window`` positions back (None: all)."""
@@ -234,6 +239,8 @@ def packed_attention(  # noqa: PLR0917 - the signature of transformers' interfac
 
 def serve(layout: Layout, layer: int, rows: torch.Tensor, out: torch.Tensor, recipe: Recipe) -> None:
     """Fill ``out`` ``[T, heads, value_dim]`` for the queries ``rows`` ``[T, heads, head_dim]`` of the layout's ``layer``."""
+    if layout.idle:
+        out[-layout.idle :] = 0
     for call in layout.calls(recipe.window):
         if isinstance(call, GroupCall):
             out[call.rows] = _group(call, layer, rows[call.rows], recipe)

@@ -81,7 +81,12 @@ class FusedLayers(nn.Module):
         self._embedding = skeleton.decoder.embed_tokens if skeleton.first else None
         self._norm = skeleton.decoder.norm if skeleton.last else None
         self.head = _made(make, skeleton.model.get_output_embeddings()) if skeleton.last else None
-        self.nbytes = sum(int(child.nbytes) for _, _, child in linears(self))
+
+    def release(self, skeleton: Skeleton) -> None:
+        """Let go of the weights that the modules no longer need."""
+        for layer in skeleton.layers:
+            for _, _, child in linears(layer):
+                child.weight = nn.Parameter(child.weight.detach().to("meta"), requires_grad=False)
 
     def residual(self, layers: LayerRange, rows: torch.Tensor, layout: Layout) -> torch.Tensor:
         """``rows`` (ids or residuals) through ``layers``: the residual after them."""

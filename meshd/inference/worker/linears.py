@@ -157,15 +157,15 @@ def quantise(linear: nn.Linear) -> nn.Module | None:
 
 
 def swap(root: nn.Module, make: Swap) -> int:
-    """Replace plain linears below ``root`` by what ``make`` returns (None keeps one). Returns the private bytes made."""
-    private = 0
+    """Replace plain linears below ``root`` by what ``make`` returns (None keeps one). Returns how many were replaced."""
+    made = 0
     for owner, name, child in list(linears(root)):
         if type(child) is nn.Linear and name not in CHOOSERS:
             new = make(child)
             if new is not None:
                 setattr(owner, name, new)
-                private += int(new.nbytes)
-    return private
+                made += 1
+    return made
 
 
 def _close(got: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from meshd.inference.worker import arithmetic, fused, linears, packing
 from meshd.inference.worker.attention import Layout, Segment, laid_out
 from meshd.inference.worker.experts import use_experts
 from meshd.inference.worker.item import Item
-from meshd.inference.worker.kv import PackedState, SessionState
+from meshd.inference.worker.kv import GRAIN_TOKENS, PackedState, SessionState
 from meshd.inference.worker.passes import Passes
 from meshd.inference.worker.single import SingleState, StageCache
 from meshd.inference.worker.skeleton import build
@@ -67,15 +66,14 @@ class Stage:
         touch(named, lambda done: report(0.9 * done))
         self._passes = Passes(skeleton)
         self._token_bytes: dict[LayerRange, int] = {}
-        self._idle: dict[int, PackedState] = {}
         self._typed_caches = True
         self._fused: fused.FusedLayers | None = None
         self._min_rows = 1
         with torch.inference_mode():
             self.packs = self._decide_packing()
-            self.private_bytes = sum(tensor.nbytes for _, tensor in named if not skeleton.checkpoint.holds(tensor))
             self._passes.focus(layers)
             path = self._swap_linears(prepack, budget_bytes)
+            self.private_bytes = self._count_private()
             self.deterministic = deterministic and self._prove()
             self.arith = arithmetic.name(skeleton, path=path, packs=self.packs, deterministic=self.deterministic)
         report(1.0)
@@ -176,12 +174,10 @@ class Stage:
             segments.append(Segment(item.state, item.start, item.n, item.prompt_len, offset))
             offset += item.n
         rows = items[0].rows if len(items) == 1 else torch.cat([item.rows for item in items])
-        missing = self._min_rows - offset
-        if missing > 0:
-            idle = self._idle.setdefault(len(items[0].state.layers), PackedState(items[0].state.layers, logs=False))
-            segments.append(Segment(idle, 0, missing, 0, offset))
-            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-        return Layout(segments), rows
+        idle = max(0, self._min_rows - offset)
+        if idle:
+            rows = torch.cat([rows, rows.new_zeros(idle, *rows.shape[1:])])
+        return Layout(segments, idle), rows
 
     def _packed_residual(self, layers: LayerRange, items: Sequence[Item]) -> torch.Tensor:
         layout, rows = self._lay_out(items)
@@ -296,7 +292,7 @@ class Stage:
         """Put faster linears in; returns the name of what runs."""
         model = self._skeleton.model
         copy = sum(child.weight.nbytes for _, _, child in linears.linears(model) if isinstance(child, torch.nn.Linear))
-        fits = budget_bytes is None or self.private_bytes + copy <= budget_bytes
+        fits = budget_bytes is None or self._count_private() + copy <= budget_bytes
         if self.dtype == "int8":
             path, make = "int8", linears.quantise
         elif self.dtype == "bf16" and (prepack == "on" or (prepack == "auto" and fits)):
@@ -305,9 +301,15 @@ class Stage:
             return "plain"
         if self.packs and self._fuse(make):
             return f"fused {path}"
-        made = linears.swap(model, make)
-        self.private_bytes += made
-        return path if made else "plain"
+        return path if linears.swap(model, make) else "plain"
+
+    def _count_private(self) -> int:
+        """Bytes of weights that are not pages of the checkpoint's files."""
+        model, holds = self._skeleton.model, self._skeleton.checkpoint.holds
+        copies = [child for root in (model, self._fused) if root is not None for _, _, child in linears.linears(root)]
+        return sum(int(getattr(child, "nbytes", 0)) for child in copies) + sum(
+            tensor.nbytes for tensor in model.parameters() if not tensor.is_meta and not holds(tensor)
+        )
 
     def _fuse(self, make: linears.Swap) -> bool:
         """Use the fused layers where the architecture has them and they compute what the modules compute."""
@@ -321,7 +323,7 @@ class Stage:
             self._fused = None
             self.warnings.append("the fused layers differ from the architecture's own here; they are off")
             return False
-        self.private_bytes += self._fused.nbytes
+        self._fused.release(self._skeleton)
         return True
 
     def _prove(self) -> bool:
@@ -342,21 +344,20 @@ class Stage:
         return True
 
     def _token_bytes_of(self, layers: LayerRange) -> int:
-        """Bytes per token of a session on ``layers``, found by running one layer of each kind once."""
+        """Bytes per token of a session on ``layers``, found by running it once."""
         if layers not in self._token_bytes:
             self._token_bytes[layers] = self._measure_token_bytes(layers)
         return self._token_bytes[layers]
 
     @torch.inference_mode()
     def _measure_token_bytes(self, layers: LayerRange) -> int:
-        n = 64
+        n = GRAIN_TOKENS  # a buffer's smallest length; states that do not grow are spread over as many tokens
         rows = torch.zeros(n, self.hidden_size, dtype=self._skeleton.torch_dtype)
         log = rows.nbytes // n if layers.end < self.num_layers else 0
-        if not self.packs:
-            single = SingleState(layers, logs=False)
-            cache = self._cache_of(single, layers)
-            self._passes.residual(layers, rows, torch.arange(n)[None], cache)
-            return log + -(-cache.nbytes // n)
-        packed: Any = PackedState(layers, logs=False)
-        self._packed_residual(layers, [Item(packed, 0, n, 0, n, rows)])
-        return log + packed.nbytes // n
+        if self.packs:
+            packed = PackedState(layers, logs=False)
+            self._packed_residual(layers, [Item(packed, 0, 2, 0, 2, rows[:2])])
+            return log + packed.nbytes // n
+        cache = self._cache_of(SingleState(layers, logs=False), layers)
+        self._passes.residual(layers, rows, torch.arange(n)[None], cache)
+        return log + -(-cache.nbytes // n)
