@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from meshd.admission.expected import RehearsalModel
 from meshd.errors import BadTensor
