@@ -1,8 +1,9 @@
 """Brings chain messages to other nodes: one stream per (session, peer), both ways, opened by whoever speaks first.
 
-Owns streams and the order of messages on them; `send` never waits. A big step (a prompt's chunk, a fill) goes on the pair's bulk
-connection, on a stream of its own. A stream that breaks is reported once with the attempt of the message that was under way and
-forgotten, so that the next message dials anew. It must not know what messages mean, beyond where they belong.
+Owns streams and the order of messages on them; `send` never waits: what an open stream takes at once goes at once, the rest
+queues for a task of the stream's own. A big step (a prompt's chunk, a fill) goes on the pair's bulk connection, on a stream of its
+own. A stream that breaks is reported once with the attempt of the message that was under way and forgotten, so that the next
+message dials anew. It must not know what messages mean, beyond where they belong.
 
 A message that cannot reach the entry directly is given to ``via``, which passes it on. Messages to this node itself go through a
 queue, never by a call, so that a core is never entered while its effects are carried out.
@@ -36,7 +37,15 @@ class _Outbox:
     def __init__(self, stream: Stream | None = None) -> None:
         self.stream = stream
         self.put, self.take = trio.open_memory_channel[ChainMessage](OUTBOX)
+        self.waiting = 0  # messages that were put and are not yet sent
         self.attempt: int | None = None
+
+    def offer(self, message: ChainMessage) -> bool:
+        """Send ``message`` now if nothing goes before it and the stream has room."""
+        if self.waiting or self.stream is None or not self.stream.offer(to_wire(message)):
+            return False
+        self.attempt = message.attempt
+        return True
 
 
 class Courier:
@@ -81,8 +90,11 @@ class Courier:
         if outbox is None:
             outbox = self._outboxes[place] = _Outbox()
             self._start(place, outbox)
+        if outbox.offer(message):
+            return
         try:
             outbox.put.send_nowait(message)
+            outbox.waiting += 1
         except trio.WouldBlock:
             self._lost(message.session, to, Why.SILENT, message.attempt)
 
@@ -143,6 +155,7 @@ class Courier:
                         readers.start_soon(self._read, place, outbox.stream)
                     else:
                         await outbox.stream.send(to_wire(message))
+                    outbox.waiting -= 1
                     why = Why.RESET
                 if outbox.stream is not None:
                     await outbox.stream.end()

@@ -1,8 +1,9 @@
 """A live link to one peer: the multiplexer on a trio stream.
 
-One task reads, one writes, one pings; `PeerLink.run` supervises them and returns when the link is gone, whatever the reason.
-The writer alone touches the socket's sending side, so a cancelled caller never tears a frame: `send` queues whole messages and
-waits only for room.
+One task reads, one waits for a connection that does not keep up, one pings; `PeerLink.run` supervises them and returns when the
+link is gone, whatever the reason. What is queued is written within `flush`, by whoever queued it, for as long as the transport
+takes it; then the waiting task goes on. Only whole frames are handed to the transport and it alone keeps what is left of one,
+so a cancelled caller never tears a frame: `send` queues whole messages and waits only for room.
 
 Liveness here is about the connection: a link closes itself when its pings stay unanswered for `LinkTiming`'s silence. Whoever
 waits for an answer judges much sooner, by `last_heard`. Silence is counted in pings sent and not in time passed, so a device
@@ -32,12 +33,12 @@ from meshd.links.multiplex import (
     Ponged,
 )
 from meshd.links.peer_stream import PeerStream
+from meshd.links.transport import READ_BYTES, transport_of
 from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
 __all__ = ["LinkTiming", "PeerLink", "PeerStream"]
 
-READ_BYTES: Final = 256 << 10
 PINGS_KEPT: Final = 8
 
 
@@ -70,7 +71,7 @@ class PeerLink:
         self.run_id = run_id
         self.bulk_link: Callable[[], Awaitable[PeerLink]] | None = None
         self._peer = peer
-        self._transport = transport
+        self._transport = transport_of(transport)
         self.mux = mux  # also for this link's streams, as `room` is
         self._accept = accept
         self._pong_state = pong_state
@@ -82,7 +83,7 @@ class PeerLink:
         self._rtt_ms: float | None = None
         self._pong: Mapping[str, Any] = {}
         self._watchers = 0
-        self._writing = False
+        self._dispatching = False
         self._silence_s = 0.0
         self._nonce = 0
         self._sent_at: dict[int, float] = {}
@@ -90,7 +91,7 @@ class PeerLink:
         self._reason: str | None = None
         self._closed = trio.Event()
         self._scope = trio.CancelScope()
-        self._output = trio.lowlevel.ParkingLot()  # the writer, while there is nothing to write
+        self._output = trio.lowlevel.ParkingLot()  # the writer, while nothing is left over
         self.room = trio.lowlevel.ParkingLot()  # senders, while their stream has enough queued
         self._hurry = trio.lowlevel.ParkingLot()  # the pinger, until its next ping
 
@@ -164,7 +165,7 @@ class PeerLink:
         self._goaway = self._goaway or reason
         self.flush()
         with trio.move_on_after(grace_s):
-            while self._reason is None and (self.mux.streams or self.mux.has_output or self._writing):
+            while self._reason is None and (self.mux.streams or self.mux.has_output or self._transport.pending):
                 await self.room.park()
         self.close(reason)
 
@@ -212,17 +213,14 @@ class PeerLink:
             self.close(self._goaway or "reset")
 
     async def _write(self) -> None:
+        """Wait for the transport where it took less than it was given."""
         try:
             while True:
-                raw = self.mux.next_bytes()
-                if raw:
-                    self._writing = True
-                    await self._transport.send_all(raw)
-                    self._writing = False
-                    self.prune()
-                    self.room.unpark_all()
-                else:
-                    await self._output.park()
+                while self._transport.pending:
+                    await self._transport.drain()
+                    self.flush()
+                self.room.unpark_all()
+                await self._output.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.close(self._goaway or "reset")
 
@@ -248,15 +246,31 @@ class PeerLink:
         self.flush()
 
     def flush(self) -> None:
-        """Let the writer look."""
-        if self.mux.has_output:
-            self._output.unpark()
+        """Write what may go, as far as the transport takes it."""
+        if self.mux.has_output and self._reason is None:
+            self._push()
+            self.prune()
+            if self.room:
+                self.room.unpark_all()
+
+    def _push(self) -> None:
+        try:
+            while not self._transport.pending:
+                raw = self.mux.next_bytes()
+                if not raw:
+                    return
+                self._transport.write(raw)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.close(self._goaway or "reset")
+        self._output.unpark()
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: Iterable[Event]) -> None:
+        self._dispatching = True
         for event in events:
             self._take(event)
+        self._dispatching = False
         self.prune()
 
     def _take(self, event: Event) -> None:
@@ -294,7 +308,7 @@ class PeerLink:
             self._on_pong(self._peer, state)
 
     def prune(self) -> None:
-        """Forget streams that both ends finished."""
-        if len(self._streams) > self.mux.streams:
+        """Forget streams that both ends finished, once all that came on them is handed over."""
+        if len(self._streams) > self.mux.streams and not self._dispatching:
             self._streams = {key: stream for key, stream in self._streams.items() if self.mux.is_live(key)}
             self.room.unpark_all()

@@ -67,6 +67,15 @@ class PeerStream:
         self._link.mux.send(self.id, message)
         self._link.flush()
 
+    def offer(self, message: Message) -> bool:
+        """Raises ValueError (a message above a cap)."""
+        link = self._link
+        if self._error is not None or self._sent_end or link.mux.queued_bytes(self.id) >= SEND_AHEAD_BYTES:
+            return False
+        link.mux.send(self.id, message)
+        link.flush()
+        return True
+
     async def receive(self) -> Message | None:
         """Messages that came before an error are delivered before it. Raises LinkLost, StreamCancelled, the peer's error."""
         await trio.lowlevel.checkpoint_if_cancelled()

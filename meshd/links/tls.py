@@ -21,6 +21,7 @@ from meshd.errors import LinkLost, MeshdError, StateError, WrongPeer
 from meshd.identity.certificates import authority_pem, leaf_pem, node_id_untrusted
 from meshd.identity.mesh_key import KeyRing
 from meshd.identity.node_key import NodeKey
+from meshd.links.transport import TlsTransport
 from meshd.vocabulary import NodeId
 
 
@@ -43,9 +44,9 @@ class LinkTls:
             raise StateError(f"no temporary folder can be used ({error.strerror or error}); set TMPDIR") from error
         self._server.num_tickets = 0
 
-    def wrap(self, stream: trio.SocketStream, *, dialler: bool) -> trio.SSLStream[trio.SocketStream]:
+    def wrap(self, stream: trio.SocketStream, *, dialler: bool) -> TlsTransport:
         """The stream under TLS, not yet shaken hands."""
-        return trio.SSLStream(stream, self._client if dialler else self._server, server_side=not dialler)
+        return TlsTransport(stream, self._client if dialler else self._server, server_side=not dialler)
 
 
 def _context(protocol: int, shown: Path, authorities: str) -> ssl.SSLContext:
@@ -60,7 +61,7 @@ def _context(protocol: int, shown: Path, authorities: str) -> ssl.SSLContext:
     return context
 
 
-async def prove(stream: trio.SSLStream[trio.SocketStream]) -> NodeId:
+async def prove(stream: TlsTransport) -> NodeId:
     """Shake hands; the node id the peer proved. Raises WrongPeer, LinkLost."""
     try:
         await stream.do_handshake()
@@ -69,7 +70,7 @@ async def prove(stream: trio.SSLStream[trio.SocketStream]) -> NodeId:
         if type(meaning) is LinkLost:
             meaning = LinkLost("the connection closed during the TLS handshake; a peer without a mesh key does that")
         raise meaning from error
-    return node_id_untrusted(stream.getpeercert(binary_form=True))
+    return node_id_untrusted(stream.certificate())
 
 
 def explain(error: BaseException) -> MeshdError:

@@ -33,6 +33,10 @@ class Stream(Protocol):
         """Queue and, under credit, write. Raises LinkLost, or the peer's error if it ended the stream with one."""
         ...
 
+    def offer(self, message: Message) -> bool:
+        """Send at once if that needs no waiting; False if it does, or cannot be: then `send` waits, or says why not."""
+        ...
+
     async def receive(self) -> Message | None:
         """The next message; None after the peer's END. Raises LinkLost, or the error the peer ended with."""
         ...

@@ -225,6 +225,10 @@ class FakeStream:
                 raise self._broken
             self._give(message)
 
+    def offer(self, message: Message) -> bool:
+        """Everything takes time here."""
+        return False
+
     async def receive(self) -> Message | None:
         item = await self._take.receive()
         if isinstance(item, Exception):
