@@ -47,6 +47,7 @@ from meshd.links.wire import Message, Stream
 from meshd.node import electing, pass_on
 from meshd.node.advertising import Self, advert_of
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
+from meshd.node.key_watch import watch_key
 from meshd.node.next_links import keep_links
 from meshd.node.route_memory import remember_routes
 from meshd.node.serving import Serving
@@ -178,6 +179,8 @@ class Daemon:
             on_change=self.changed,
             worker_said=_worker_said,
         )
+        self.sealer = Sealer(ring, identity.node_id, identity.boot)
+        self.opener = Opener(ring)
         self.gossip = self._make_gossip()
         self.chain = ChainService(
             identity.node_id,
@@ -212,8 +215,8 @@ class Daemon:
             replace(PRESETS[config.preset], detector="window" if config.detector == "window" else "swim"),
             sockets=self.sockets.udp,
             bound=self.sockets.mesh,
-            sealer=Sealer(self.ring, key.node_id, self.identity.boot),
-            opener=Opener(self.ring),
+            sealer=self.sealer,
+            opener=self.opener,
             boot=self.identity.boot,
             sign=Signer(key),
             verify=verify_untrusted,
@@ -259,6 +262,8 @@ class Daemon:
         self.log.emit("listening", http=f"http://{self.me.http}", mesh=str(self.sockets.mesh))
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
+        if self.ring is not None:
+            nursery.start_soon(watch_key, self.config.mesh_key_path, self.ring, self._on_key, self.log)
         nursery.start_soon(remember_routes, self.planner, self.config.state)
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()
@@ -404,6 +409,13 @@ class Daemon:
             self.gossip.join([source] if source.port else addresses_untrusted(hello), via="hello")
         elif hello.get("boot") != self.identity.boot:
             self.gossip.cloned(source)
+
+    def _on_key(self, ring: KeyRing) -> None:
+        self.ring = ring
+        self.sealer.rekey(ring)
+        self.opener.rekey(ring)
+        self.links.security = LinkTls(self.identity.key, ring)
+        self.app.guards = _guards(self.config, ring)
 
     async def _drain(self) -> None:
         self.draining = True

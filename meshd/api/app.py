@@ -70,7 +70,7 @@ class App:
         max_requests: int = MAX_REQUESTS,
     ) -> None:
         self._node = node
-        self._guards = guards or Guards()
+        self.guards = guards or Guards()
         self._body_bytes = (limits or Limits()).body_bytes
         self._owned = Budget(max_requests, "requests")
         self._streams = Budget(MAX_EVENT_STREAMS, "event streams")
@@ -113,9 +113,9 @@ class App:
 
     def plan(self, head: Request, authority: str | None) -> Plan:
         """Who answers a request and how large its body may be. Raises Forbidden, NotFound, WrongMethod, Unauthorized."""
-        self._guards.page(head, authority)
+        self.guards.page(head, authority)
         route = self._find(head)
-        tenant = self._guards.access.tenant(head, route.needs)
+        tenant = self.guards.access.tenant(head, route.needs)
 
         async def answer(request: Request, writer: Writer) -> Response | None:
             return await route.handler(replace(request, tenant=tenant), writer)
