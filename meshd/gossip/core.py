@@ -467,10 +467,9 @@ class GossipCore:
 
     def _spread(self, now: float) -> None:
         """A round of rumours to a few at random, while there are any."""
-        for record in self._room.sample(self._room.talkable(), self.settings.fanout):
-            endpoints = record.endpoints()
-            if endpoints and len(self._room.rumours):
-                self._room.send(Kind.NEWS, endpoints[0], now)
+        for record in self._room.some(self.settings.fanout):
+            if len(self._room.rumours):
+                self._room.send(Kind.NEWS, record.endpoints()[0], now)
         if not self._room.live_peers:
             return  # told to whoever joins
         if len(self._room.rumours):
@@ -518,7 +517,7 @@ class GossipCore:
 
     def _start_exchange(self, now: float) -> None:
         self._room.timers.set(("push-pull", None), now + self.settings.push_pull_s * (0.5 + self._room.rng.random()))
-        for record in self._room.sample(self._room.talkable(), 1):
+        for record in self._room.some(1):
             self._room.effects.append(Exchange(record.node_id, tuple(record.endpoints())))
 
     def exchange_begin(self) -> bytes:

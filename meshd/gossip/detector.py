@@ -160,8 +160,7 @@ class SwimDetector:
             return
         if settings.tcp_check:
             self._room.effects.append(Check(record.node_id, tuple(record.endpoints())))
-        able = [r for r in self._room.talkable(but=record.node_id) if r.belief.rank is Rank.ALIVE and r.endpoints()]
-        for helper in self._room.sample(able, settings.helpers):
+        for helper in self._room.some(settings.helpers, but=record.node_id, suspects=False):
             probe.helpers += 1
             seq = self._next_seq()
             self._pings[seq] = (probe, now)

@@ -12,6 +12,7 @@ of phase would drive each other ever faster.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from random import Random
 from typing import Final
 
 from meshd.vocabulary import NodeId
@@ -42,6 +43,11 @@ class Ring:
         place = bisect_left(self._places, node_id)
         if place < len(self._places) and self._places[place] == node_id:
             del self._places[place]
+
+    def shuffled(self, rng: Random, count: int) -> list[NodeId]:
+        """Up to ``count`` of the others, at random."""
+        drawn = rng.sample(self._places, min(count + 1, len(self._places)))
+        return [node_id for node_id in drawn if node_id != self._own][:count]
 
     def heard(self, round_: int) -> None:
         """A ping said that its sender is in that round."""

@@ -17,6 +17,7 @@ from meshd.gossip.effects import Effect, Send
 from meshd.gossip.guard import Guard
 from meshd.gossip.limits import PAYLOAD_BYTES
 from meshd.gossip.member import Record
+from meshd.gossip.membership import Rank
 from meshd.gossip.ring import Ring
 from meshd.gossip.rumours import Rumours
 from meshd.gossip.settings import GossipSettings
@@ -82,9 +83,21 @@ class Room:
         """Up to ``count`` of them, at random."""
         return self.rng.sample(among, min(count, len(among)))
 
-    def talkable(self, *, but: NodeId | None = None) -> list[Record]:
+    def talkable(self) -> list[Record]:
         """Live members that understand us."""
-        return [r for r in self.records.values() if r.live and r.node_id != but and r.incompatible is None]
+        return [r for r in self.records.values() if r.live and r.incompatible is None]
+
+    def some(self, count: int, *, but: NodeId | None = None, suspects: bool = True) -> list[Record]:
+        """Up to ``count`` talkable members at random, without looking at all of them."""
+        chosen: list[Record] = []
+        for node_id in self.ring.shuffled(self.rng, 2 * count + 6):
+            record = self.records[node_id]
+            unfit = node_id == but or record.incompatible is not None or not record.endpoints()
+            if not unfit and (suspects or record.belief.rank is Rank.ALIVE):
+                chosen.append(record)
+            if len(chosen) == count:
+                break
+        return chosen
 
     # --- health
 

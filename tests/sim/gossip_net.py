@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from meshd.gossip import peers_file
+from meshd.gossip import exchange, peers_file
 from meshd.gossip.core import GossipCore
 from meshd.gossip.effects import Changed, Check, Effect, Event, Exchange, Send
+from meshd.gossip.exchange import Message, Step
+from meshd.gossip.rumours import Rumours
 from meshd.gossip.settings import GossipSettings
+from meshd.gossip.wire import Word
 from meshd.vocabulary import Advert, Endpoint, Health, LayerRange, NodeId, NodeStatus
 
 SEAL_BYTES: Final = 60
@@ -139,6 +142,23 @@ class SimNet:
             self.start(index, join=(0,) if index else ())
             self.run(0.02)
         self.run(settle_s)
+
+    def start_settled(self, count: int) -> None:
+        """Nodes 0..count-1 that have known each other for long: for rooms whose formation would take most of a test."""
+        for index in range(count):
+            self.start(index)
+        words: list[Word] = []
+        for node in self.nodes.values():
+            said = exchange.decode_untrusted(self.core(node.index).exchange_begin(), node_id(node.index))
+            words += said.words
+        news = exchange.encode(Message(Step.NEWS, tuple(words)))
+        for node in self.nodes.values():
+            core = self.core(node.index)
+            core.exchange_serve(node_id(node.index), news, self.local(node))
+            core._room.rumours = Rumours()  # old news: nobody tells it any more
+            self._schedule(node)
+        self.seen.clear()
+        self.trace.clear()
 
     def advert(self, node: SimNode) -> Advert:
         i = node.index
