@@ -47,9 +47,8 @@ class EventLog:
     def emit(
         self, ev: str, *, level: str = "info", node: NodeId | None = None, name: str | None = None, **fields: Any
     ) -> None:
-        """One event. ``fields`` are JSON plain."""
-        if LEVELS[level] < self._least:
-            return
+        """One event. ``fields`` are JSON plain. The level decides what is written; subscribers get everything but debug, so
+        that a quiet log blinds neither the dashboard nor the metrics."""
         own_id, own_name = self._self
         event: dict[str, Any] = {
             "ev": ev,
@@ -60,8 +59,11 @@ class EventLog:
         }
         if level != "info":
             event["level"] = level
+        if LEVELS[level] >= self._least:
+            self._write(event)
+        if level == "debug":
+            return
         self.recent.append(event)
-        self._write(event)
         for subscriber in list(self._subscribers.values()):
             subscriber(event)
 

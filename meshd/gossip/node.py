@@ -144,6 +144,17 @@ class GossipService:
         """Refused sends by errno name."""
         return self._transport.errors
 
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        """Datagrams and bytes that went out and came in, whatever they were."""
+        sockets = self._transport
+        return {
+            "sent_datagrams": sockets.sent_datagrams,
+            "sent_bytes": sockets.sent_bytes,
+            "received_datagrams": sockets.received_datagrams,
+            "received_bytes": sockets.received_bytes,
+        }
+
     def members(self) -> list[Member]:
         """Everybody as of now, this node first."""
         return self._core.members(trio.current_time())

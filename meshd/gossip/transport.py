@@ -82,6 +82,8 @@ class Transport:
         self._last_error = ""
         self.sent_datagrams = 0
         self.sent_bytes = 0
+        self.received_datagrams = 0
+        self.received_bytes = 0
 
     def send(self, to: Endpoint, data: bytes) -> bool:
         """Try once. False when the system refused (the next one may pass), or for a name: looking it up would block."""
@@ -117,6 +119,8 @@ class Transport:
                     if failures >= _ERRORS_IN_A_ROW:
                         break
                     continue
+                self.received_datagrams += 1
+                self.received_bytes += len(data)
                 yield data, Endpoint(address[0], address[1])
 
     async def readable(self, sock: UdpSocket) -> None:
