@@ -21,6 +21,8 @@ from meshd.api import http
 from meshd.api.app import App
 from meshd.api.guards import Access, ApiKey, Guards, Right, host_names, parse_key_file
 from meshd.api.node import Node, NodeFacts
+from meshd.api.report import answer_fields
+from meshd.chain.request import Finished, Started
 from meshd.chain.service import ChainService
 from meshd.config import Config, load
 from meshd.directory import Directory, Member
@@ -44,6 +46,9 @@ from meshd.links import pool
 from meshd.links.pool import LinkPool
 from meshd.links.tls import LinkTls
 from meshd.links.wire import Message, Stream
+from meshd.metrics.collector import RoomCollector, Sources
+from meshd.metrics.instruments import Instruments
+from meshd.metrics.measured import MeasuredChain, MeasuredEngine
 from meshd.node import electing, pass_on
 from meshd.node.advertising import Self, advert_of
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
@@ -156,6 +161,8 @@ class Daemon:
             wire=WIRE,
         )
         self.log = EventLog(identity.node_id, config.name, form=config.event_log, level=config.log_level)
+        self.instruments = Instruments()
+        self.log.subscribe(self.instruments.event)
         self.roster = Roster(identity.node_id)
         self.planner = BanditPlanner(
             explore_share=config.route_explore_share,
@@ -185,7 +192,7 @@ class Daemon:
         self.chain = ChainService(
             identity.node_id,
             self.links,
-            engine=self.engine,
+            engine=self._measured_engine,
             planner=self.planner,
             directory=self.directory,
             model=lambda: self.serving.spec,
@@ -193,6 +200,7 @@ class Daemon:
             max_requests=config.max_sessions,
         )
         self.app = App(self._node(), _guards(config, ring))
+        self.instruments.registry.register(RoomCollector(self._sources()))
         self.server = http.HttpServer(self.app, sockets.web)
 
     # --- parts that need more than a line -----------------------------------------------------------------------------
@@ -235,7 +243,7 @@ class Daemon:
 
     def _node(self) -> Node:
         return Node(
-            chain=self.chain,
+            chain=MeasuredChain(self.chain, self.instruments, self._on_answer),
             directory=self.directory,
             facts=self._facts,
             text=lambda: None if self.draining else self.serving.text,
@@ -243,10 +251,22 @@ class Daemon:
             engine=self.engine,
             routing=self._routing,
             events=self.log,
+            registry=self.instruments.registry,
             drain=self._drain,
             resume=self._resume,
             pass_on=pass_on.Passer(self.links, self.directory),
             sticky=self.config.kv == "sticky",
+        )
+
+    def _sources(self) -> Sources:
+        return Sources(
+            view=lambda: (self.directory(), self._facts(), self.serving.spec),
+            engine=self.engine,
+            in_flight=lambda: self.app.in_flight,
+            traffic=lambda: self.gossip.traffic,
+            rejected=lambda: self.gossip.rejected,
+            send_errors=lambda: self.gossip.send_errors,
+            chain=lambda: self.chain.counters,
         )
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -282,7 +302,7 @@ class Daemon:
             self.log.emit("leaving")
             await self._drain()
             with trio.move_on_after(DRAIN_S):
-                while self.app.in_flight or self.chain.sessions:
+                while self.app.in_flight or self.chain.running:
                     await trio.sleep(0.05)
             await self.gossip.leave()
             self.server.shutdown()
@@ -318,6 +338,10 @@ class Daemon:
     def engine(self) -> Engine | None:
         """The stage, while it can be run."""
         return self.keeper.engine if self.keeper.held.state == "ready" else None
+
+    def _measured_engine(self) -> Engine | None:
+        engine = self.engine()
+        return MeasuredEngine(engine, self.instruments) if engine is not None else None
 
     def changed(self) -> None:
         """Something that peers should know of this node changed."""
@@ -402,6 +426,9 @@ class Daemon:
 
     def _on_chain_notice(self, kind: str, fields: dict[str, Any]) -> None:
         self.log.emit(kind, **fields)
+
+    def _on_answer(self, started: Started, finished: Finished, tokens: int) -> None:
+        self.log.emit("answer", **answer_fields(started, finished, tokens, self.directory()))
 
     def _on_hello(self, node: NodeId, hello: Mapping[str, Any], source: Endpoint) -> None:
         if node != self.identity.node_id:

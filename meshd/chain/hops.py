@@ -60,10 +60,11 @@ Outcome = Ran | Rows | Missing | Failed
 class _Room:
     """One session at this node: its hops by range, and when it is forgotten."""
 
-    __slots__ = ("entry", "forget_at", "hops")
+    __slots__ = ("entry", "forget_at", "hops", "orphaned")
 
     def __init__(self, entry: NodeId, forget_at: float) -> None:
         self.entry = entry
+        self.orphaned = False
         self.forget_at = forget_at
         self.hops: dict[LayerRange, HopSession] = {}
 
@@ -81,6 +82,11 @@ class Hops:
     def __len__(self) -> int:
         return len(self._rooms)
 
+    @property
+    def running(self) -> int:
+        """Sessions whose entry is there: those that somebody waits for."""
+        return sum(not room.orphaned for room in self._rooms.values())
+
     def entry_of(self, session: SessionId) -> NodeId | None:
         """Who owns a session that runs here."""
         room = self._rooms.get(session)
@@ -96,6 +102,7 @@ class Hops:
         room = self._rooms.get(message.session)
         if room is not None:
             room.forget_at = now + SILENCE_S
+            room.orphaned = False
         match message:
             case Step():
                 return self._step(message, source, now)
@@ -146,6 +153,7 @@ class Hops:
         for room in self._rooms.values():
             if room.entry == entry:
                 room.forget_at = min(room.forget_at, now + ORPHAN_S)
+                room.orphaned = True
 
     def tick(self, now: float) -> list[Effect]:
         """Forget what is silent; repeat what was not answered."""

@@ -37,6 +37,11 @@ class Relay:
         """Sessions with state at this node."""
         return len(self._hops)
 
+    @property
+    def running(self) -> int:
+        """Those of them whose entry is there."""
+        return self._hops.running
+
     async def run(self, courier: Courier, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         self._courier = courier

@@ -95,6 +95,11 @@ class ChainService:
         return self._relay.sessions
 
     @property
+    def running(self) -> int:
+        """Those of them that somebody waits for: what a node that leaves lets finish."""
+        return self._relay.running
+
+    @property
     def streams(self) -> int:
         """Open chain streams."""
         return self._courier.streams

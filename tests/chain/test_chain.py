@@ -392,7 +392,9 @@ def test_hops_forget_a_session_whose_entry_died() -> None:
                 assert room.nodes[1].service.sessions == 1
                 room.kill(9)
                 nursery.cancel_scope.cancel()
-            await trio.sleep(35.0)
+            await trio.sleep(1.0)
+            assert (room.nodes[1].service.sessions, room.nodes[1].service.running) == (1, 0)  # nobody waits for it
+            await trio.sleep(34.0)
             assert room.nodes[1].service.sessions == 0  # it had a stream with the entry
             await trio.sleep(30.0)
             for number in (2, 3):
