@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshd.api.message import Headers
-from meshd.chain.request import Finished, HopReport, Recovery, RouteUse, Timings
+from meshd.chain.request import Finished, HopReport, Recovery, RouteUse, Started, Timings
 from meshd.directory import Directory
 
 
@@ -23,6 +23,23 @@ def route_json(hops: Sequence[HopReport], directory: Directory) -> list[dict[str
         }
         for hop in hops
     ]
+
+
+def answer_fields(started: Started, finished: Finished, tokens: int, directory: Directory) -> dict[str, Any]:
+    """The event ``answer``: how a request of this entry was computed, nothing of what it said."""
+    rate = finished.timings.tokens_per_s
+    stalls = f", {len(finished.recoveries)} recovered" if finished.recoveries else ""
+    names = " -> ".join(directory.label(hop.node_id) for hop in finished.route)
+    return {
+        "text": f"{tokens} tokens at {rate:.1f}/s over {names}{stalls}",
+        "session": started.session,
+        "mode": finished.routing.mode,
+        "tokens": tokens,
+        "reason": finished.reason,
+        "route": route_json(finished.route, directory),
+        "recoveries": recoveries_json(finished.recoveries, directory),
+        "timings": timings_json(finished.timings),
+    }
 
 
 def recoveries_json(recoveries: Sequence[Recovery], directory: Directory) -> list[dict[str, Any]]:
