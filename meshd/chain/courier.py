@@ -1,9 +1,9 @@
 """Brings chain messages to other nodes: one stream per (session, peer), both ways, opened by whoever speaks first.
 
 Owns streams and the order of messages on them; `send` never waits: what an open stream takes at once goes at once, the rest
-queues for a task of the stream's own. A big step (a prompt's chunk, a fill) goes on the pair's bulk connection, on a stream of its
-own. A stream that breaks is reported once with the attempt of the message that was under way and forgotten, so that the next
-message dials anew. It must not know what messages mean, beyond where they belong.
+queues for a task of the stream's own. A big step (a prompt's chunk, a fill) goes on the pair's bulk connection, on a stream
+of its own. A stream that breaks is reported once with the attempt of the message that was under way and forgotten, so that
+the next message dials anew. It must not know what messages mean, beyond where they belong.
 
 A message that cannot reach the entry directly is given to ``via``, which passes it on. Messages to this node itself go through a
 queue, never by a call, so that a core is never entered while its effects are carried out.

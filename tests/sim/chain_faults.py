@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.chain.request import GenerationRequest
@@ -10,9 +11,9 @@ from meshd.errors import Busy, DeadlineExceeded, StageUnavailable
 from meshd.inference.engine import Sampling
 from meshd.inference.hash_stage import reference
 from meshd.vocabulary import LayerRange
-from tests.sim.chain_room import Running, SimRoom
+from tests.sim.chain_room import Running, SimNode, SimRoom, node_id
 
-LAYERS = 9
+LAYERS = 6
 DEADLINE_S = 30.0
 ENTRY = 1  # never killed: its death ends its sessions, which is another test
 
@@ -48,30 +49,31 @@ class Schedule:
         room.add(6, self.rng.choice([LayerRange(0, LAYERS), LayerRange(1, LAYERS - 1), LayerRange(0, third)]))
         room.add(7, LayerRange(third + 1, LAYERS), arith="other")
         self.fragile = [4, 5, 6, 7] if calm else [2, 3, 4, 5, 6, 7]
-        self._burst = 0
-        self._lossy = ""
 
     def run(self, faults: int) -> Tally:
         while self.tally.faults < faults:
-            sessions = [self._request() for _ in range(self.rng.choice([1, 1, 2, 3]))]
-            sessions = [one for one in sessions if one is not None]
-            while any(not one.over for one in sessions):
-                self.room.run(lambda: all(one.over for one in sessions), self.rng.choice([0.0, 0.003, 0.02, 0.2, 1.0]))
-                for one in sessions:
-                    assert one.over or self.room.now <= one.began + one.deadline_s + 1.0, "past its deadline"
-                if self.tally.faults < faults or self.rng.random() < 0.05:
-                    self._fault(sessions)
-                elif self.room.now > max(one.began for one in sessions) + 5.0:
-                    self._heal()
+            sessions = [one for _ in range(self.rng.choice([1, 1, 2])) if (one := self._request()) is not None]
+            self._follow(sessions, faults)
             for one in sessions:
                 self._judge(one)
         self._finish()
         return self.tally
 
+    def _follow(self, sessions: list[Running], faults: int) -> None:
+        """Faults at random moments until every request is over."""
+        while any(not one.over for one in sessions):
+            self.room.run(lambda: all(one.over for one in sessions), self.rng.choice([0.0, 0.002, 0.01, 0.05, 0.5]))
+            for one in sessions:
+                assert one.over or self.room.now <= one.began + one.deadline_s + 1.0, "past its deadline"
+            if self.tally.faults < faults or self.rng.random() < 0.05:
+                self._fault(sessions)
+            elif self.room.now > max(one.began for one in sessions) + 5.0:
+                self._heal()
+
     def _request(self) -> Running | None:
         rng = self.rng
-        prompt = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 12, 140, 700])))
-        n = rng.choice([1, 5, 24, 64])
+        prompt = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 12, 12, 12, 40, 300])))
+        n = rng.choice([1, 5, 24, 48])
         sampling = rng.choice(
             [Sampling(), Sampling(temperature=0.8, seed=rng.randrange(1000)), Sampling(presence_penalty=1.0)]
         )
@@ -94,71 +96,80 @@ class Schedule:
         return one
 
     def _fault(self, sessions: list[Running]) -> None:
-        rng, room = self.rng, self.room
         self.tally.faults += 1
-        kind = rng.choices(
-            [
-                "kill",
-                "restart",
-                "freeze",
-                "thaw",
-                "evict",
-                "cut",
-                "mend",
-                "loss",
-                "pair",
-                "drain",
-                "slow",
-                "pause",
-                "cancel",
-            ],
-            [5, 9, 4, 8, 6, 2, 4, 4, 2, 1, 2, 1, 0.3],
-        )[0]
-        node = rng.choice(self.fragile)
-        if kind == "kill":
-            room.kill(node)
-        elif kind == "restart":
-            for number in self.fragile:
-                room.restart(number)
-        elif kind == "freeze":
-            room.freeze(node)
-        elif kind == "thaw":
-            for number in self.fragile:
-                room.thaw(number)
-        elif kind == "evict":
-            room.evict(rng.choice([1, 2, 3, 4, 5, 6, 7]))
-        elif kind == "cut":
-            room.cut(rng.choice([1, 2, 3, 4]) if not self.calm else rng.choice([4, 5, 6, 7]), node)
-        elif kind == "mend":
-            for a, b in list(room.cuts):
-                room.mend(int(a, 16), int(b, 16))
-        elif kind == "loss":
-            self._noise(rng.randrange(1, 12))
-        elif kind == "pair":
-            for number in rng.sample(self.fragile, 2):
-                rng.choice([room.kill, room.freeze])(number)
-        elif kind == "drain":
-            member = room.nodes[list(room.nodes)[node - 1]]
-            member.draining = not member.draining
-            room.note("DRAIN", node, member.draining)
-            room.publish()
-        elif kind == "slow":
-            member = room.nodes[list(room.nodes)[node - 1]]
-            member.step_s = rng.choice([0.002, 0.002, 0.4, 3.0])
-            room.note("SLOW", node, member.step_s)
-        elif kind == "pause":
-            room.freeze(ENTRY)
-            room.run(lambda: False, rng.choice([0.1, 2.5]))
-            room.thaw(ENTRY)
-        elif kind == "cancel":
-            live = [one for one in sessions if not one.over]
-            if live:
-                room.cancel(rng.choice(live))
+        kinds: dict[Callable[[int, list[Running]], None], float] = {
+            self._kill: 5,
+            self._restart_all: 9,
+            self._freeze: 4,
+            self._thaw_all: 8,
+            self._evict: 6,
+            self._cut: 2,
+            self._mend_all: 4,
+            self._noise: 4,
+            self._pair: 2,
+            self._drain: 1,
+            self._slow: 2,
+            self._pause_entry: 1,
+            self._cancel: 0.3,
+        }
+        (fault,) = self.rng.choices(list(kinds), list(kinds.values()))
+        fault(self.rng.choice(self.fragile), sessions)
 
-    def _noise(self, count: int) -> None:
-        """The next ``count`` messages are lost, doubled, late or out of order."""
-        left = count
-        self.room.note("NOISE", count)
+    def _node(self, number: int) -> SimNode:
+        return self.room.nodes[node_id(number)]
+
+    def _kill(self, number: int, sessions: list[Running]) -> None:
+        self.room.kill(number)
+
+    def _restart_all(self, number: int, sessions: list[Running]) -> None:
+        for one in self.fragile:
+            self.room.restart(one)
+
+    def _freeze(self, number: int, sessions: list[Running]) -> None:
+        self.room.freeze(number)
+
+    def _thaw_all(self, number: int, sessions: list[Running]) -> None:
+        for one in self.fragile:
+            self.room.thaw(one)
+
+    def _evict(self, number: int, sessions: list[Running]) -> None:
+        self.room.evict(self.rng.randrange(1, 8))
+
+    def _cut(self, number: int, sessions: list[Running]) -> None:
+        self.room.cut(self.rng.choice(self.fragile if self.calm else [1, 2, 3, 4]), number)
+
+    def _mend_all(self, number: int, sessions: list[Running]) -> None:
+        for a, b in list(self.room.cuts):
+            self.room.mend(int(a, 16), int(b, 16))
+
+    def _pair(self, number: int, sessions: list[Running]) -> None:
+        for one in self.rng.sample(self.fragile, 2):
+            self.rng.choice([self.room.kill, self.room.freeze])(one)
+
+    def _drain(self, number: int, sessions: list[Running]) -> None:
+        node = self._node(number)
+        node.draining = not node.draining
+        self.room.note("DRAIN", number, node.draining)
+        self.room.publish()
+
+    def _slow(self, number: int, sessions: list[Running]) -> None:
+        self._node(number).step_s = self.rng.choice([0.002, 0.002, 0.4, 3.0])
+        self.room.note("SLOW", number, self._node(number).step_s)
+
+    def _pause_entry(self, number: int, sessions: list[Running]) -> None:
+        self.room.freeze(ENTRY)
+        self.room.run(lambda: False, self.rng.choice([0.1, 2.5]))
+        self.room.thaw(ENTRY)
+
+    def _cancel(self, number: int, sessions: list[Running]) -> None:
+        live = [one for one in sessions if not one.over]
+        if live:
+            self.room.cancel(self.rng.choice(live))
+
+    def _noise(self, number: int, sessions: list[Running]) -> None:
+        """The next few messages are lost, doubled, late or out of order."""
+        left = self.rng.randrange(1, 12)
+        self.room.note("NOISE", left)
 
         def copies() -> list[float]:
             nonlocal left
@@ -170,16 +181,13 @@ class Schedule:
         self.room.lossy = copies
 
     def _heal(self) -> None:
-        room = self.room
-        room.lossy = None
-        for a, b in list(room.cuts):
-            room.mend(int(a, 16), int(b, 16))
+        self.room.lossy = None
+        self._mend_all(0, [])
+        self._restart_all(0, [])
+        self._thaw_all(0, [])
         for number in self.fragile:
-            room.restart(number)
-            room.thaw(number)
-            node = room.nodes[list(room.nodes)[number - 1]]
-            node.draining, node.step_s = False, 0.002
-        room.publish()
+            self._node(number).draining, self._node(number).step_s = False, 0.002
+        self.room.publish()
 
     def _judge(self, one: Running) -> None:
         got, want = one.tokens, one.want
@@ -212,7 +220,7 @@ def run_schedule(seed: int, faults: int, *, calm: bool) -> Tally:
     try:
         return schedule.run(faults)
     except Exception as error:
-        lines = "\n".join(list(schedule.room.trace)[-400:])
+        lines = schedule.room.trace(400)
         raise AssertionError(
             f"seed {seed} calm={calm}: {error}\n{lines}\nseed {seed} calm={calm}: {error!r}"
         ) from error

@@ -1,7 +1,7 @@
 """A room in virtual time: the chain's cores, the hash model and a network that can do anything.
 
 Every node has the real `Hops`, every request the real `Session`; only engines' durations, the network and the directory's delay
-are made up. Events are (time, order, what). ``trace`` has one line per event and is printed when a run fails.
+are made up. Events are (time, order, what). ``trace`` is the newest events, one a line, for when a run fails.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SimRoom:
         self.running: dict[SessionId, Running] = {}
         self.directory = Directory(node_id(0))
         self.planner = FakePlanner(self._shuffled)
-        self.trace: deque[str] = deque(maxlen=4000)
+        self.events: deque[tuple[float, tuple[object, ...]]] = deque(maxlen=4000)
         self.messages: Counter[str] = Counter()
         self.latency_s = 0.0005
         self.lossy: Callable[[], list[float]] | None = None  # delays of the copies of one message; empty: lost
@@ -147,7 +147,12 @@ class SimRoom:
         )
 
     def note(self, *words: object) -> None:
-        self.trace.append(f"{self.now:9.4f} " + " ".join(map(str, words)))
+        self.events.append((self.now, words))
+
+    def trace(self, last: int) -> str:
+        """The newest events, one a line."""
+        lines = [f"{at:9.4f} " + " ".join(map(_word, words)) for at, words in list(self.events)[-last:]]
+        return "\n".join(lines)
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -411,7 +416,7 @@ class SimRoom:
         kind = type(message).__name__
         if to != source:
             self.messages[kind] += 1
-        self.note("send", short(source), "->", short(to), _line(message))
+        self.note("send", short(source), "->", short(to), message)
         if (source, to) in self.cuts:
             return
         if to == source:
@@ -457,9 +462,12 @@ def _outcome(sessions: HashSessions, job: Compute | ReadLog, now: float) -> Outc
         return Failed(Why.STALE, error.message)
 
 
-def _line(message: ChainMessage) -> str:
-    text = type(message).__name__
+def _word(word: object) -> str:
+    """A message as its kind and what orders it."""
+    if not isinstance(word, ChainMessage):
+        return str(word)
+    text = type(word).__name__
     for name in ("attempt", "seq", "layers", "origin", "start", "n", "emit", "have", "upto", "end", "phase", "why"):
-        if hasattr(message, name):
-            text += f" {name}={getattr(message, name)}"
+        if hasattr(word, name):
+            text += f" {name}={getattr(word, name)}"
     return text

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshd.errors import BadTensor, Busy, EngineFailed, NeedRows, RangeNotHeld
+from meshd.inference.engine import Engine, Ran, Run, Sampling
+from meshd.inference.hash_engine import HashEngine
+from meshd.inference.hash_stage import IDLE_S, HashSessions, HashStage, reference
+from meshd.inference.hash_text import HashText
+from meshd.vocabulary import LayerRange, ModelSpec, SessionId
+
+LAYERS = 6
+S = SessionId("1" * 32)
+T = SessionId("2" * 32)
+WHOLE = LayerRange(0, LAYERS)
+SPEC = ModelSpec("hash:6", "d", "hash", LAYERS, 16, 256, (0,) * LAYERS, 0, 0, False, 64, 8192)
+
+
+def ids(*tokens: int) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def run(
+    session: SessionId, layers: LayerRange, start: int, rows: bytes, *, emit: int | None = None, reserve: int = 0
+) -> Run:
+    n = len(rows) // (4 if layers.start == 0 else 16)
+    last = layers.end == LAYERS
+    return Run(
+        session,
+        layers,
+        start,
+        n,
+        (1 if last else n) if emit is None else emit,
+        n,
+        rows,
+        reserve_tokens=reserve,
+        sampling=Sampling() if last else None,
+    )
+
+
+def sessions(held: LayerRange = WHOLE, *, kv_bytes: int = 1 << 20) -> HashSessions:
+    return HashSessions(HashStage(LAYERS), held, kv_bytes=kv_bytes, bytes_per_token_layer=64)
+
+
+def token(ran: Ran) -> int:
+    return ran.choices[-1].token
+
+
+@given(
+    st.lists(st.integers(0, 255), min_size=1, max_size=12),
+    st.lists(st.integers(1, LAYERS - 1), max_size=3, unique=True),
+    st.lists(st.integers(1, 5), max_size=6),
+)
+def test_any_cut_and_any_chunks_give_the_reference(prompt: list[int], cuts: list[int], sizes: list[int]) -> None:
+    ends = [0, *sorted(cuts), LAYERS]
+    stages = [LayerRange(a, b) for a, b in pairwise(ends)]
+    stores = [sessions(stage) for stage in stages]
+    chunks, at = [], 0
+    while at < len(prompt):
+        n = sizes.pop() if sizes else 3
+        chunks.append(prompt[at : at + n])
+        at += n
+    out, position, chunk = list[int](), 0, chunks.pop(0)
+    while len(out) < 5:
+        rows = ids(*chunk)
+        for store, stage in zip(stores, stages, strict=True):
+            ran = store.run(run(S, stage, position, rows), 0.0)
+            rows = ran.rows
+        position += len(chunk)
+        if chunks:
+            chunk = chunks.pop(0)
+        else:
+            out.append(token(ran))
+            chunk = [out[-1]]
+    assert out == reference(tuple(prompt), 5, LAYERS)
+
+
+def test_every_mistake_changes_the_token() -> None:
+    stage = HashStage(LAYERS)
+
+    def answer(plan: list[tuple[LayerRange, int]], prompt: tuple[int, ...] = (1, 2, 3)) -> bytes:
+        """The residual after ``plan``: ranges, each with rows of another session before the prompt."""
+        rows = stage.rows_in(WHOLE, ids(*prompt), len(prompt))
+        for layers, stale in plan:
+            state = stage.fresh(layers)
+            stage.extend(state, layers, [b"s" * 16] * stale)
+            stage.extend(state, layers, rows)
+            rows = state.log[stale:]
+        return rows[-1]
+
+    right = answer([(WHOLE, 0)])
+    assert answer([(LayerRange(0, 3), 0), (LayerRange(3, 6), 0)]) == right
+    wrong = [
+        answer([(LayerRange(0, 2), 0), (LayerRange(3, 6), 0)]),  # a layer skipped
+        answer([(LayerRange(0, 3), 0), (LayerRange(2, 6), 0)]),  # a layer doubled
+        answer([(LayerRange(3, 6), 0), (LayerRange(0, 3), 0)]),  # the order
+        answer([(LayerRange(0, 3), 0), (LayerRange(3, 6), 1)]),  # a wrong position and somebody's kv
+        answer([(WHOLE, 0)], (1, 3, 2)),
+    ]
+    assert right not in wrong
+    assert reference((1, 2, 3), 8, LAYERS) != reference((1, 2, 3), 8, LAYERS, seed=1)
+
+
+def test_sampling_is_keyed_by_seed_and_position() -> None:
+    warm = Sampling(temperature=1.0, seed=3)
+    assert reference((1,), 9, LAYERS, sampling=warm) == reference((1,), 9, LAYERS, sampling=warm)
+    assert reference((1,), 9, LAYERS, sampling=warm) != reference((1,), 9, LAYERS)
+    assert reference((1,), 9, LAYERS, sampling=warm) != reference(
+        (1,), 9, LAYERS, sampling=Sampling(temperature=1.0, seed=4)
+    )
+    assert all(32 <= t <= 126 for t in reference((1,), 200, LAYERS))
+
+
+def test_rewinding_gives_the_same_again() -> None:
+    store = sessions()
+    store.run(run(S, WHOLE, 0, ids(1, 2, 3)), 0.0)
+    first = store.run(run(S, WHOLE, 3, ids(4)), 0.0)
+    store.run(run(S, WHOLE, 4, ids(9, 9)), 0.0)
+    assert store.run(run(S, WHOLE, 3, ids(4)), 0.0) == first
+    assert store.length(S, WHOLE) == 4
+
+
+def test_missing_rows_are_named() -> None:
+    store = sessions(LayerRange(0, 3))
+    with pytest.raises(NeedRows) as caught:
+        store.run(run(S, LayerRange(0, 3), 5, ids(1)), 0.0)
+    assert caught.value.have == 0
+    ran = store.run(run(S, LayerRange(0, 3), 0, ids(1, 2)), 0.0)
+    assert store.boundary(S, LayerRange(0, 3), 0, 2) == ran.rows
+    with pytest.raises(NeedRows) as caught:
+        store.boundary(S, LayerRange(0, 3), 1, 3)
+    assert caught.value.have == 2
+    store.drop(S)
+    assert len(store) == store.kv_used_bytes == 0
+
+
+def test_bad_rows_and_ranges_are_refused_and_change_nothing() -> None:
+    store = sessions(LayerRange(0, 3))
+    with pytest.raises(BadTensor):
+        store.run(run(S, LayerRange(0, 3), 0, ids(256)), 0.0)
+    bad = Run(S, LayerRange(0, 3), 0, 2, 2, 2, ids(1))
+    with pytest.raises(BadTensor):
+        store.run(bad, 0.0)
+    with pytest.raises(RangeNotHeld) as caught:
+        store.run(run(S, WHOLE, 0, ids(1)), 0.0)
+    assert caught.value.held == LayerRange(0, 3)
+    assert len(store) == 0
+
+
+def test_reservations_are_granted_or_busy_and_idle_sessions_make_room() -> None:
+    store = sessions(kv_bytes=100 * 64 * LAYERS)
+    store.run(run(S, WHOLE, 0, ids(1), reserve=80), 0.0)
+    with pytest.raises(Busy):
+        store.run(run(T, WHOLE, 0, ids(1), reserve=80), 1.0)
+    assert len(store) == 1
+    store.run(run(T, WHOLE, 0, ids(1), reserve=80), IDLE_S)
+    assert (store.length(S, WHOLE), store.length(T, WHOLE)) == (0, 1)
+    with pytest.raises(Busy):
+        store.run(run(T, WHOLE, 1, ids(1), reserve=101), IDLE_S)
+
+
+def test_one_forward_serves_all_who_wait() -> None:
+    async def main() -> None:
+        engine = HashEngine(SPEC, LayerRange(0, 3), step_ms=1000.0)
+        _typed: Engine = engine
+        out: list[Ran] = []
+
+        async def one(i: int) -> None:
+            out.append(await engine.run(run(SessionId(f"{i:032x}"), LayerRange(0, 3), 0, ids(1, 2))))
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, 1)
+            await trio.sleep(0.1)
+            for i in range(2, 7):
+                nursery.start_soon(one, i)
+        assert trio.current_time() - began == pytest.approx(1.0)  # two forwards of half a second
+        assert sorted(ran.batch for ran in out) == [1, 5, 5, 5, 5, 5]
+        assert engine.health().sessions == 6
+        assert [ran.compute_ms for ran in out] == pytest.approx([500.0] * 6)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_cancelled_leader_leaves_the_others_their_turn() -> None:
+    async def main() -> None:
+        engine = HashEngine(SPEC, LayerRange(0, 3), step_ms=1000.0)
+        out: list[Ran] = []
+
+        async def one(i: int) -> None:
+            out.append(await engine.run(run(SessionId(f"{i:032x}"), LayerRange(0, 3), 0, ids(1))))
+
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(0.2):
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(one, 1)
+                    await trio.testing.wait_all_tasks_blocked()
+                    nursery.start_soon(one, 2)
+                    nursery.start_soon(one, 3)
+        assert len(out) == 2
+        assert engine.health().sessions == 2
+        assert engine.health().queue_depth == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_closing_fails_who_waits() -> None:
+    async def main() -> None:
+        engine = HashEngine(SPEC, LayerRange(0, 3), step_ms=1000.0)
+
+        async def one() -> None:
+            with pytest.raises(EngineFailed):
+                await engine.run(run(S, LayerRange(0, 3), 0, ids(1)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one)
+            await trio.sleep(0.1)
+            await engine.aclose()
+        assert not engine.health().alive
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_stateless_calls_agree_with_sessions() -> None:
+    async def main() -> None:
+        engine = HashEngine(SPEC, WHOLE)
+        rows = await engine.forward(WHOLE, ids(1, 2, 3), 3)
+        logits = struct.unpack("<256f", await engine.lm_head(rows[-16:], 1))
+        assert logits.index(max(logits)) == reference((1, 2, 3), 1, LAYERS)[0]
+        half = await engine.forward(LayerRange(0, 3), ids(1, 2, 3), 3)
+        assert await engine.forward(LayerRange(3, 6), half, 3) == rows
+        with pytest.raises(BadTensor):
+            await engine.lm_head(b"short", 1)
+
+    trio.run(main)
+
+
+def test_text_is_bytes() -> None:
+    async def main() -> None:
+        text = HashText()
+        assert await text.decode(await text.encode("né 🦀")) == "né 🦀"
+        assert bytes(await text.chat([{"role": "user", "content": "hi"}])) == b"user: hi\nassistant: "
+        assert text.eos_ids == frozenset()
+        assert await text.decode([0xF0, 0x9F]) == "\ufffd"
+        await text.aclose()
+
+    trio.run(main)
