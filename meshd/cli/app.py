@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshd.cli import admin, ask, demo, identity, keys, models, plan, qspec, tables, wait
+from meshd.cli import admin, ask, bench, demo, identity, keys, models, plan, qspec, tables, wait
 from meshd.errors import UsageError
 
 app = typer.Typer(
@@ -59,6 +59,7 @@ app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("rm")(models.remove)
 app.command("qspec")(qspec.qspec)
+app.command("bench")(bench.bench)
 app.command("elect")(plan.elect)
 app.command("plan")(plan.plan)
 app.command("drain")(admin.drain)
