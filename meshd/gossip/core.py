@@ -1,8 +1,9 @@
 """The gossip core: who is in the room, how they stand, and what is to be sent next. Pure.
 
 ``receive``, ``tick`` and the reports return effects; ``deadline()`` says when to call ``tick``; ``now`` is monotonic seconds.
-It joins the parts: `roster` (beliefs), `owner` (our own word), `detector` or `window` (probes), `rumours` and `exchange`
-(spreading), `guard` (whose fault is silence), `candidates` (whom to try). It knows no socket, clock, key or link.
+It joins the parts: `roster` (beliefs), `owner` (our own word), `detector` or `window` (probes), `spreading` and `pushpull`
+(news), `asking` (what is missing), `defence` (accusations between two), `guard` (whose fault is silence), `seeking` (whom to
+try). It knows no socket, clock, key or link.
 
 What counts as what:
 
@@ -13,47 +14,29 @@ What counts as what:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from random import Random
-from typing import Final
 
 from meshd.directory import Member
 from meshd.errors import BadDatagram
 from meshd.gossip import health_wire, wire
-from meshd.gossip.candidates import Candidates
+from meshd.gossip.asking import Asking
+from meshd.gossip.defence import Defence
 from meshd.gossip.detector import SwimDetector
 from meshd.gossip.effects import Changed, Effect, Event, Exchange
-from meshd.gossip.limits import PAYLOAD_BYTES
 from meshd.gossip.member import Record
 from meshd.gossip.membership import Rank
 from meshd.gossip.owner import Owner
 from meshd.gossip.pushpull import PushPull
 from meshd.gossip.room import Room
 from meshd.gossip.roster import Roster
+from meshd.gossip.seeking import Seeker
 from meshd.gossip.settings import GossipSettings
+from meshd.gossip.spreading import Spreader
 from meshd.gossip.statement import Sign, Verify
 from meshd.gossip.window import WindowDetector
-from meshd.gossip.wire import Accusation, Datagram, Jam, Kind, Rumour, Word, pack_accusation, pack_word
+from meshd.gossip.wire import Accusation, Datagram, Jam, Kind, Rumour, Word
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId, NodeStatus
-
-_ASK_AGAIN_S: Final = 0.25  # a pull is not repeated sooner, nor an accusation told again
-_STRANGERS: Final = 256
-_STRANGER_S: Final = 30.0
-_PULL_DATAGRAMS: Final = 8
-_CONFLICT_AGAIN_S: Final = 60.0
-_DIALS: Final = 2  # links dialled for candidates at once; datagrams go to all of them
-
-
-@dataclass(slots=True)
-class _Stranger:
-    """Somebody whose advert we do not have: asked for it, or too far away in version to be read."""
-
-    source: Endpoint
-    heard_at: float
-    asked_at: float = -1e9
-    wire: int | None = None
 
 
 class GossipCore:
@@ -80,14 +63,14 @@ class GossipCore:
         else:
             self._detector = WindowDetector(self._room, self._roster.judged)
         self._pushpull = PushPull(self._room, self._owner, self._roster, verify)
-        self._candidates = Candidates()
-        self._strangers: OrderedDict[NodeId, _Stranger] = OrderedDict()
+        self._asking = Asking(self._room)
+        self._defence = Defence(self._room, self._owner)
+        self._seeker = Seeker(self._room, self._defence)
+        self._spreader = Spreader(self._room)
         self._health = Health()
-        self._conflict_at = -1e9
         self._detector.start(now)
-        timers = self._room.timers
-        timers.set(("reconnect", None), now + settings.reconnect_s * rng.random())
-        timers.set(("push-pull", None), now + settings.push_pull_s * (0.5 + rng.random()))
+        self._seeker.start(now)
+        self._room.timers.set(("push-pull", None), now + settings.push_pull_s * (0.5 + rng.random()))
         self._room.guard.expects(self.deadline())
 
     # --- what the shell asks
@@ -121,7 +104,7 @@ class GossipCore:
             via="self",
         )
         known = (record.snapshot(now) for record in self._room.records.values())
-        return [me, *(m for m in known if m is not None), *self._incompatible(now)]
+        return [me, *(m for m in known if m is not None), *self._asking.incompatible(now, self._via)]
 
     def state_of(self, node_id: NodeId) -> NodeStatus | None:
         """How one member stands, without the rest of its snapshot; None if unknown."""
@@ -138,23 +121,19 @@ class GossipCore:
     def join(self, endpoints: Iterable[Endpoint], now: float, *, via: str = "join") -> list[Effect]:
         """Addresses to try, now and for as long as nobody answers there."""
         self._enter(now)
-        new = self._candidates.add(endpoints, via)
-        for endpoint in new:
-            self._greet(endpoint, now)
-        for endpoint in new[:_DIALS]:
-            self._room.effects.append(Exchange(None, (endpoint,)))
+        self._seeker.join(endpoints, via, now)
         return self._done(now)
 
     def withdraw(self, endpoints: Iterable[Endpoint], *, via: str) -> None:
         """Candidates that went away where they came from (mDNS); says nothing about members."""
-        self._candidates.remove(endpoints, via)
+        self._seeker.candidates.remove(endpoints, via)
 
     def set_advert(self, advert: Advert, now: float) -> list[Effect]:
         """Say something new of ourselves; a change of ``draining`` is told to all directly."""
         self._enter(now)
         drained = advert.draining != self._owner.advert.draining
         if self._owner.change(advert, now) and drained:
-            self._tell_everybody(now)
+            self._spreader.everybody(self._room.own_word(advert=True), now)
         return self._done(now)
 
     def set_health(self, health: Health, now: float) -> list[Effect]:
@@ -172,7 +151,7 @@ class GossipCore:
         """Tell everybody directly that we go. Call it two or three times, 100 ms apart: datagrams get lost."""
         self._enter(now)
         self._owner.leave(now)
-        self._tell_everybody(now)
+        self._spreader.everybody(self._room.own_word(advert=False), now)
         return self._done(now)
 
     def heard(self, node_id: NodeId, now: float) -> list[Effect]:
@@ -192,7 +171,7 @@ class GossipCore:
                 self._roster.accuse(record, now)
             elif record.belief.rank is Rank.ALIVE:
                 self._roster.judged(record, Rank.SUSPECT, now)
-            self._tell_accused(record, now)
+            self._defence.tell(record, now)
         return self._done(now)
 
     def checked(self, node_id: NodeId, ok: bool, now: float) -> list[Effect]:
@@ -212,12 +191,12 @@ class GossipCore:
 
     def echo(self, source: Endpoint) -> None:
         """One of our own datagrams came back from there: that address is ours."""
-        self._candidates.ours(source)
+        self._seeker.candidates.ours(source)
 
     def cloned(self, source: Endpoint, now: float) -> list[Effect]:
         """Somebody with our key, in another run, speaks from there."""
         self._enter(now)
-        self._conflict([source], now)
+        self._defence.conflict([source], now)
         return self._done(now)
 
     # --- time
@@ -232,7 +211,7 @@ class GossipCore:
     def _fire(self, key: tuple[str, object], now: float) -> None:
         kind, subject = key
         if kind == "spread":
-            self._spread(now)
+            self._spreader.timer(now)
         elif kind in ("probe", "repeat", "late", "verdict", "relay"):
             self._detector.timer(key, now)
         elif kind == "suspect":
@@ -240,7 +219,9 @@ class GossipCore:
         elif kind == "push-pull":
             self._start_exchange(now)
         elif kind == "reconnect":
-            self._reconnect(now)
+            self._seeker.timer(now)
+            for record in self._asking.silent_foreigners(now):
+                self._accuse(record, now)
         elif kind == "forget":
             self._roster.forgotten(NodeId(str(subject)))
         elif kind == "advert":
@@ -252,8 +233,7 @@ class GossipCore:
             self._pause(gap, now)
 
     def _done(self, now: float) -> list[Effect]:
-        if len(self._room.rumours):
-            self._room.timers.set_earlier(("spread", None), now + self.settings.spread_s / 5)
+        self._spreader.arm(now)
         self._room.guard.expects(max(now, self.deadline()))
         effects, self._room.effects = self._room.effects, []
         return effects
@@ -280,7 +260,8 @@ class GossipCore:
         if sender == self.node_id:
             return self._done(now)
         if not wire.understands(datagram.wire):
-            self._foreign(datagram.wire, sender, source, now)
+            self._asking.foreign(datagram.wire, sender, source, now)
+            self._room.effects.append(Changed())
             return self._done(now)
         for rumour in datagram.rumours:
             self._rumour(rumour, source, now)
@@ -288,12 +269,12 @@ class GossipCore:
             self._room.heard_health(health, now)
         record = self._room.records.get(sender)
         if record is None:
-            self._ask_stranger(sender, source, now)
+            self._asking.ask_stranger(sender, source, now)
         else:
             self._spoke(record, datagram, source, now)
         self._detector.received(datagram, sender, source, now)
         if datagram.kind is Kind.PULL:
-            self._give(datagram.wants, source, now)
+            self._asking.give(datagram.wants, source, now)
         return self._done(now)
 
     def _spoke(self, record: Record, datagram: Datagram, source: Endpoint, now: float) -> None:
@@ -303,7 +284,7 @@ class GossipCore:
         if current or record.source is None:
             record.source = source
         if not current or record.wants_advert:
-            self._ask(record, source, now)
+            self._asking.ask(record, source, now)
         self._alive(record, now)
 
     def _alive(self, record: Record, now: float) -> None:
@@ -312,14 +293,14 @@ class GossipCore:
         gap = self._room.guard.heard(now, self._room.live_peers)
         if gap:
             self._regain(gap, now)
-        self._tell_accused(record, now)
+        self._defence.tell(record, now)
 
     def _rumour(self, rumour: Rumour, source: Endpoint, now: float) -> None:
         match rumour:
             case Word():
                 self._word(rumour, source, now)
             case Accusation() if rumour.subject == self.node_id:
-                self._accused_ourselves(rumour, source, now)
+                self._defence.answer(rumour, source, now)
             case Accusation():
                 self._roster.heard_accusation(rumour, now)
             case Jam():
@@ -332,12 +313,16 @@ class GossipCore:
             return  # counted by the roster; the rest of the datagram is its sender's own
         if record is not None:
             if record.via == "gossip":
-                record.via = self._candidates.via([source, *record.endpoints()]) or "gossip"
+                record.via = self._via(source, *record.endpoints())
             if record.wants_advert:
-                self._ask(record, source, now)
+                self._asking.ask(record, source, now)
+        self._conflicts([source], now)
+
+    def _conflicts(self, sources: list[Endpoint], now: float) -> None:
+        """Somebody spoke in our name."""
         if self._pushpull.conflict:
             self._pushpull.conflict = False
-            self._conflict([source], now)
+            self._defence.conflict(sources, now)
 
     def _jam(self, jam: Jam, now: float) -> None:
         record = self._room.heard_health(jam.record, now)
@@ -346,172 +331,23 @@ class GossipCore:
             self._room.rumours.add(record.node_id, "jam", packed)
             self._room.effects.append(Changed())
 
-    def _foreign(self, version: int, sender: NodeId, source: Endpoint, now: float) -> None:
-        record = self._room.records.get(sender)
-        if record is not None:
-            record.wire_seen = version
-            record.last_heard_at = now
-        else:
-            stranger = self._stranger(sender, source, now)
-            stranger.wire = version
-        self._room.effects.append(Changed())
-
-    def _stranger(self, sender: NodeId, source: Endpoint, now: float) -> _Stranger:
-        stranger = self._strangers.setdefault(sender, _Stranger(source, now))
-        stranger.source, stranger.heard_at = source, now
-        self._strangers.move_to_end(sender)
-        while len(self._strangers) > _STRANGERS:
-            self._strangers.popitem(last=False)
-        return stranger
-
-    def _incompatible(self, now: float) -> list[Member]:
-        """Nodes heard lately that speak a version we cannot read; all that is known is that they are there."""
-        return [
-            Member(
-                advert=Advert(node_id, node_id[:8], 0, 0, (s.source,), wire=s.wire),
-                incompatible=f"speaks wire version {s.wire}, this node {wire.WIRE}",
-                last_heard_s=max(0.0, now - s.heard_at),
-                via=self._candidates.via([s.source]) or "gossip",
-                source=s.source,
-            )
-            for node_id, s in self._strangers.items()
-            if s.wire is not None and now - s.heard_at < _STRANGER_S and node_id not in self._room.records
-        ]
-
-    # --- asking and giving
-
-    def _ask_stranger(self, sender: NodeId, source: Endpoint, now: float) -> None:
-        stranger = self._stranger(sender, source, now)
-        if now >= stranger.asked_at + _ASK_AGAIN_S * self.settings.period_s:
-            stranger.asked_at = now
-            self._room.send(Kind.PULL, source, now, wants=[sender], first=[self._room.own_word(advert=True)])
-
-    def _ask(self, record: Record, source: Endpoint, now: float) -> None:
-        if now >= record.asked_at + _ASK_AGAIN_S * self.settings.period_s:
-            record.asked_at = now
-            self._room.send(Kind.PULL, source, now, wants=[record.node_id])
-
-    def _give(self, wants: Iterable[NodeId], source: Endpoint, now: float) -> None:
-        """Statements and adverts, as many a datagram as fit."""
-        page: list[bytes] = []
-        pages = 0
-        for packed in [p for p in (self._packed_word(node) for node in wants) if p is not None]:
-            if page and sum(map(len, page)) + len(packed) > PAYLOAD_BYTES - 64:
-                self._room.send(Kind.NEWS, source, now, first=page, riders=False)
-                page, pages = [], pages + 1
-                if pages >= _PULL_DATAGRAMS:
-                    return
-            page.append(packed)
-        if page:
-            self._room.send(Kind.NEWS, source, now, first=page, riders=False)
-
-    def _packed_word(self, node_id: NodeId) -> bytes | None:
-        if node_id == self.node_id:
-            return self._room.own_word(advert=True)
-        record = self._room.records.get(node_id)
-        if record is None or record.belief.statement is None:
-            return None
-        return pack_word(Word(record.belief.statement.encoded, None if record.wants_advert else record.blob))
-
-    # --- accusations
+    def _via(self, *endpoints: Endpoint) -> str:
+        return self._seeker.candidates.via(endpoints) or "gossip"
 
     def _accuse(self, record: Record, now: float) -> None:
         """The detector found it silent."""
         if self._room.guard.isolated_until(now, self._room.live_peers) is None:
             self._roster.accuse(record, now)
-            self._tell_accused(record, now)
+            self._defence.tell(record, now)
 
     def _accused(self, record: Record) -> None:
         self._detector.accused(record)
 
-    def _tell_accused(self, record: Record, now: float) -> None:
-        """Let it know what it stands accused of, so that it can answer."""
-        b = record.belief
-        if (
-            not self.settings.tell_accused
-            or b.rank not in (Rank.SUSPECT, Rank.DEAD)
-            or now < record.told_at + _ASK_AGAIN_S * self.settings.period_s
-        ):
-            return
-        record.told_at = now
-        accusation = Accusation(record.node_id, b.epoch, b.incarnation, self.node_id, dead=b.rank is Rank.DEAD)
-        for endpoint in record.endpoints()[:2]:
-            self._room.send(Kind.NEWS, endpoint, now, first=[pack_accusation(accusation)], riders=False)
-
-    def _accused_ourselves(self, accusation: Accusation, source: Endpoint, now: float) -> None:
-        if self._owner.left:
-            return
-        mine = self._owner.advert
-        if accusation.epoch > mine.epoch:
-            self._conflict([source], now)
-            return
-        if accusation.epoch == mine.epoch and accusation.incarnation >= mine.incarnation:
-            self._owner.refute(accusation.incarnation, accusation.accuser, now)
-        self._room.send(Kind.NEWS, source, now, first=[self._room.own_word(advert=False)], riders=False)
-
-    def _conflict(self, sources: list[Endpoint], now: float) -> None:
-        """Two devices, one key."""
-        if now >= self._conflict_at + _CONFLICT_AGAIN_S:
-            self._conflict_at = now
-            addresses = [*map(str, self._owner.advert.addresses[:2]), *map(str, sources)]
-            fields = {"addresses": addresses}
-            self._room.effects.append(Event("conflict", self.node_id, self._owner.advert.name, fields))
-
-    # --- spreading
-
     def _joined(self, record: Record, now: float) -> None:
         """Somebody new, or back. The first one is asked at once whom it knows."""
-        self._strangers.pop(record.node_id, None)
+        self._asking.met(record.node_id)
         if self._room.live_peers == 1:
             self._room.timers.set_earlier(("push-pull", None), now)
-
-    def _spread(self, now: float) -> None:
-        """A round of rumours to a few at random, while there are any."""
-        for record in self._room.some(self.settings.fanout):
-            if len(self._room.rumours):
-                self._room.send(Kind.NEWS, record.endpoints()[0], now)
-        if not self._room.live_peers:
-            return  # told to whoever joins
-        if len(self._room.rumours):
-            self._room.timers.set(("spread", None), now + self.settings.spread_s)
-
-    def _tell_everybody(self, now: float) -> None:
-        for record in self._room.talkable():
-            for endpoint in record.endpoints()[:2]:
-                self._room.send(
-                    Kind.NEWS, endpoint, now, first=[self._room.own_word(advert=not self._owner.left)], riders=False
-                )
-
-    def _greet(self, endpoint: Endpoint, now: float) -> None:
-        """A ping to an address whose owner we may not know, with everything about us."""
-        self._room.send(Kind.PING, endpoint, now, first=[self._room.own_word(advert=True)], riders=False)
-
-    def _reconnect(self, now: float) -> None:
-        """Try one of the dead and the addresses nobody answers at; oftener while we are alone."""
-        alone = self._room.live_peers == 0
-        pause = self.settings.period_s if alone else self.settings.reconnect_s
-        self._room.timers.set(("reconnect", None), now + pause)
-        dead = [r for r in self._room.records.values() if r.belief.rank is Rank.DEAD]
-        for record in self._room.sample(dead, 1):
-            for endpoint in record.endpoints()[:3]:
-                self._greet(endpoint, now)
-                self._tell_accused(record, now)
-            if self._room.rng.random() < 0.5:
-                self._room.effects.append(Exchange(record.node_id, tuple(record.endpoints())))
-        self._doubt_foreign(now)
-        met = {e for r in self._room.records.values() if r.live for e in r.endpoints()}
-        unmet = self._candidates.unmet(met)
-        for endpoint in self._room.rng.sample(unmet, min(8, len(unmet))):
-            self._greet(endpoint, now)
-        if unmet and (alone or self._room.rng.random() < 0.25):
-            self._room.effects.append(Exchange(None, (self._room.rng.choice(unmet),)))
-
-    def _doubt_foreign(self, now: float) -> None:
-        """Members we cannot read are not probed: silence is all there is to go by."""
-        for record in self._room.records.values():
-            heard = record.last_heard_at
-            if record.live and record.wire_seen is not None and heard is not None and now - heard > _STRANGER_S:
-                self._accuse(record, now)
 
     # --- push-pull
 
@@ -537,6 +373,7 @@ class GossipCore:
         record = self._room.records.get(peer)
         if record is not None:
             self._alive(record, now)
+            self._conflicts(record.endpoints()[:1], now)
         if self._pushpull.differed:
             self._pushpull.differed = False
             pause = self.settings.catch_up_s * (0.5 + self._room.rng.random())

@@ -5,6 +5,8 @@ Keeps no state of a particular exchange; remembers only that one found a differe
 
 from __future__ import annotations
 
+import contextlib
+
 from meshd.errors import BadDatagram
 from meshd.gossip import exchange, statement
 from meshd.gossip.exchange import Entry, Message, Step
@@ -88,7 +90,8 @@ class PushPull:
 
     def _take(self, message: Message, now: float) -> None:
         for word in message.words:
-            self.learn(word, now)
+            with contextlib.suppress(BadDatagram):  # one bad word, counted by the roster, must not stop the others
+                self.learn(word, now)
         for accusation in message.accusations:
             if accusation.subject == self._room.node_id:
                 if accusation.incarnation >= self._owner.advert.incarnation and not self._owner.left:

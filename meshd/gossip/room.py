@@ -79,10 +79,6 @@ class Room:
         self._whose.pop(health_wire.who(node_id), None)
         self.rumours.drop(node_id)
 
-    def sample(self, among: Sequence[Record], count: int) -> list[Record]:
-        """Up to ``count`` of them, at random."""
-        return self.rng.sample(among, min(count, len(among)))
-
     def talkable(self) -> list[Record]:
         """Live members that understand us."""
         return [r for r in self.records.values() if r.live and r.incompatible is None]

@@ -65,6 +65,26 @@ def test_a_tick_at_the_deadline_always_makes_progress() -> None:
         assert c.deadline() > before
 
 
+def test_a_lone_node_does_not_spin() -> None:
+    """It has news (itself) and nobody to tell it to."""
+    c = core()
+    ticks = 0
+    while c.deadline() < 20.0:
+        c.tick(c.deadline())
+        ticks += 1
+    assert ticks < 100
+
+
+def test_a_member_that_cannot_be_read_any_more_dies_of_silence() -> None:
+    c = met(1, 2)
+    c.receive(msgpack.packb({0: 9, 1: 1}), node_id(1), endpoint(1), 0.2)
+    while c.deadline() < 60.0:
+        now = c.deadline()
+        c.tick(now)
+        c.heard(node_id(2), now)
+    assert c.state_of(node_id(1)) is NodeStatus.DEAD
+
+
 def test_a_stranger_is_asked_who_it_is_and_then_known() -> None:
     c = core()
     said, _ = stated(advert(1))
