@@ -78,10 +78,14 @@ class IncomingShard:
         with disk_errors(store.root):
             self._write_companions(manifest_text, companions)
 
-    def wanted(self, layers: LayerRange) -> list[Wanted]:
+    def names(self, layers: LayerRange | None) -> list[str]:
+        """The tensors that serving ``layers`` needs; of no layers: none."""
+        return self._anatomy.names(layers) if layers is not None else []
+
+    def wanted(self, layers: LayerRange | None) -> list[Wanted]:
         """Everything that serving ``layers`` needs and neither the store nor an earlier transfer has whole."""
         stored = self._stored_names()
-        files = {self._tensors[name].file for name in self._anatomy.names(layers) if name not in stored}
+        files = {self._tensors[name].file for name in self.names(layers) if name not in stored}
         return [
             Wanted(tensor.name, tensor.size_bytes, self._have.get(tensor.name, 0))
             for tensor in self._tensors.values()
@@ -120,15 +124,15 @@ class IncomingShard:
             raise ModelRefused(f"tensor {name!r} came damaged: its SHA-256 is not the manifest's")
         return True
 
-    def install(self, name: str, layers: LayerRange) -> StoredModel:
-        """Put what ``layers`` need into the store, beside what it has of this model."""
+    def install(self, name: str, layers: LayerRange | None) -> StoredModel:
+        """Put what ``layers`` need into the store, beside what it has of this model. Without layers: what an entry needs."""
         left = self.wanted(layers)
         if left:
             raise ModelRefused(
                 f"{name}: {len(left)} tensors of layers {layers} have not come yet, {left[0].name!r} first"
             )
         present = self._stored_names()
-        files = sorted({self._tensors[n].file for n in self._anatomy.names(layers) if n not in present})
+        files = sorted({self._tensors[n].file for n in self.names(layers) if n not in present})
         self._prove(files)
         stored = self._stored()
         if stored is not None:
