@@ -1,13 +1,13 @@
 """What an honest stage answers to a probe: from a recorded qspec, or computed where the model is the rehearsal model.
 
-Owns the making of `Case`: the rows that go in, in the stage's own dtype, and the rows that must come out. Reads a qspec through
-the small protocol `Recorded` and knows neither its file nor the store. Blocking, for milliseconds: call it in a thread.
+Owns the making of `Case`: the rows that go in, in the stage's own dtype, and the rows that must come out. Is handed a qspec's
+content and knows neither its file nor the store. Blocking, for milliseconds: call it in a thread.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
@@ -49,22 +49,18 @@ class Expected(Protocol):
         ...
 
 
-class Recorded(Protocol):
-    """A qspec as it is read."""
-
-    @property
-    def golden(self) -> Sequence[GoldenPrompt]: ...
-
-    def rows(self, prompt: int, boundary: int, start: int, end: int) -> bytes:
-        """fp32 rows of positions ``[start, end)`` entering layer ``boundary``."""
-        ...
+RecordedRows = Callable[[int, int, int, int], bytes]
+"""(prompt, boundary, start, end) -> fp32 rows of positions ``[start, end)`` of that prompt entering layer ``boundary``."""
 
 
 class RecordedModel:
     """`Expected` of a model with a qspec."""
 
-    def __init__(self, qspec: Recorded, *, hidden_size: int, num_layers: int) -> None:
-        self._qspec = qspec
+    def __init__(
+        self, golden: Sequence[GoldenPrompt], rows: RecordedRows, *, hidden_size: int, num_layers: int
+    ) -> None:
+        self._golden = golden
+        self._rows = rows
         self.hidden_size = hidden_size
         self.num_layers = num_layers
 
@@ -72,16 +68,15 @@ class RecordedModel:
         wire = WIRE_DTYPES.get(dtype)
         if wire is None or wire == EXACT:
             raise BadTensor(f"a stage of dtype {dtype!r} cannot be probed")
-        golden = self._qspec.golden
-        return [self._case(golden[i], i, layers, wire) for i in choose_prompts(golden, rng, count + 1)]
+        return [self._case(i, layers, wire) for i in choose_prompts(self._golden, rng, count + 1)]
 
-    def _case(self, prompt: GoldenPrompt, index: int, layers: LayerRange, wire: str) -> Case:
+    def _case(self, index: int, layers: LayerRange, wire: str) -> Case:
+        prompt = self._golden[index]
         n = len(prompt.ids)
+        want = self._rows(index, layers.end, n - COMPARED, n)
         if layers.start == 0:
-            rows = struct.pack(f"<{n}i", *prompt.ids)
-        else:
-            rows = encode(self._qspec.rows(index, layers.start, 0, n), wire)
-        return Case(prompt, rows, self._qspec.rows(index, layers.end, n - COMPARED, n))
+            return Case(prompt, struct.pack(f"<{n}i", *prompt.ids), want)
+        return Case(prompt, encode(self._rows(index, layers.start, 0, n), wire), want)
 
 
 class RehearsalModel:
