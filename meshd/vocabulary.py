@@ -81,7 +81,7 @@ class Endpoint:
             host, _, port_text = raw.partition(":")
             if not port_text:
                 raise ValueError(f"{text!r} has no port after the colon")
-        if ":" in host:
+        if ":" in host or raw.startswith("["):
             try:
                 ipaddress.IPv6Address(host.partition("%")[0])
             except ValueError:

@@ -86,7 +86,8 @@ class LocalRoom:
         if self.store is not None:
             (home / "models").symlink_to(self.store)
         host = host or self.host
-        http, mesh = (f"{host}:{port}" for port in free_ports(host, 2))
+        where = f"[{host}]" if ":" in host else host
+        http, mesh = (f"{where}:{port}" for port in free_ports(host, 2))
         node = Node(name, home, http, mesh, list(flags))
         if join and self.nodes:
             node.flags += ["--join", next(iter(self.nodes.values())).mesh]

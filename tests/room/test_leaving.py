@@ -1,0 +1,65 @@
+"""Nodes that are told to stop: what runs is finished, and the others are told."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from meshd.cli.local_room import LocalRoom
+from tests import rooms
+from tests.rooms import PROMPT, ended, expected, noise, streamed, until
+
+pytestmark = pytest.mark.daemon
+
+
+@pytest.fixture
+def pair() -> Iterator[LocalRoom]:
+    """n1 holds all layers, n2 too, e0 none."""
+    with LocalRoom(rooms.MODEL) as room:
+        for name in ("n1", "n2"):
+            room.add(name, "--layers", "0..30", *rooms.FLAGS)
+        room.add("e0", "--capacity-mb", "0")
+        room.wait(replicas=2, timeout_s=rooms.PATIENCE_S)
+        yield room
+
+
+def test_a_node_that_is_told_to_stop_finishes_and_says_goodbye(pair: LocalRoom) -> None:
+    running = threading.Event()
+    answers: list[rooms.Streamed] = []
+
+    def ask() -> None:
+        with pair.client("n1") as client:
+            answers.append(streamed(client, strike=lambda _names: running.set(), hops=(0,), after=3, max_tokens=200))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert running.wait(rooms.PATIENCE_S)
+    assert ended(pair, "n1") == 0
+    thread.join(rooms.PATIENCE_S)
+    assert answers[0].tokens == expected(PROMPT, 200)
+    assert not noise(pair, "n1")
+    for name in ("n2", "e0"):
+        with pair.client(name) as client:
+            states = {peer["name"]: peer["state"] for peer in client.get("/mesh/peers")["peers"]}
+            assert states["n1"] == "left"  # it was told, it did not have to find out
+            assert client.get("/mesh/hive")["stages"] == [[0, 30, 1]]
+
+
+def test_a_second_signal_ends_it_at_once(pair: LocalRoom) -> None:
+    with pair.client("n2", timeout_s=rooms.PATIENCE_S) as client:
+        pieces = client.stream(PROMPT, max_tokens=4000)
+        while not next(pieces).tokens:
+            pass
+        pair.signal("n2", signal.SIGTERM)
+        until(lambda: any(event["ev"] == "leaving" for event in pair.nodes["n2"].events()), "it says that it leaves")
+        assert pair.nodes["n2"].alive  # 4000 tokens are not over yet
+        assert ended(pair, "n2", signal.SIGINT) == 0
+        pieces.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_an_idle_node_ends_at_the_first_signal(pair: LocalRoom) -> None:
+    assert ended(pair, "e0", signal.SIGINT) == 0
+    assert not noise(pair, "e0")
