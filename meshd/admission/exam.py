@@ -17,6 +17,7 @@ import trio
 
 from meshd.admission.probe_wire import ProbeAnswer, ProbeRequest
 from meshd.admission.qspec import COMPARED, STEPS, ProbeStep, probe_steps
+from meshd.admission.spot_wire import Rows
 from meshd.errors import Conflict, MeshdError
 from meshd.inference.engine import Engine, Run, Sampling
 from meshd.vocabulary import SessionId
@@ -49,7 +50,7 @@ async def sit(engine: Engine, request: ProbeRequest) -> ProbeAnswer:
     )
 
 
-def check(engine: Engine, request: ProbeRequest) -> None:
+def check(engine: Engine, request: ProbeRequest | Rows) -> None:
     """Raise Conflict unless ``request`` is about this engine."""
     info = engine.info
     if info.generation != request.generation:

@@ -75,6 +75,21 @@ class Prober:
             self._told("quarantine", subject, reason)
             self.look()
 
+    async def doubt(self, node: NodeId) -> None:
+        """Probe an admitted node again, now; quarantine it if it fails. Nothing happens if it cannot be probed."""
+        member = self._directory().get(node)
+        subject = subject_of(member.advert) if member is not None else None
+        if member is None or subject is None:
+            return
+        try:
+            verdict = await self._examine(subject, member, await self._expectations(subject.digest))
+        except (BadFrame, BadTensor) as error:
+            verdict = Judgement(False, error.message)
+        except MeshdError:
+            return
+        if not verdict.passed:
+            self.quarantine(node, verdict.reason)
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

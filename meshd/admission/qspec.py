@@ -124,13 +124,14 @@ def _wrong_id(answer: Answer) -> str:
 def odd_one_out(rows: Sequence[bytes], n: int, *, hidden_size: int, dtype: str, wire_dtype: str) -> int | None:
     """Which of three replicas' rows of one prefill disagrees with the other two; None if that cannot be said."""
     pairs = ((0, 1, 2), (0, 2, 1), (1, 2, 0))
-    agree = [
-        other for a, b, other in pairs if _agree(rows[a], rows[b], n, hidden_size, dtype=dtype, wire_dtype=wire_dtype)
+    left_out = [
+        other for a, b, other in pairs if agree(rows[a], rows[b], n, hidden_size, dtype=dtype, wire_dtype=wire_dtype)
     ]
-    return agree[0] if len(agree) == 1 else None
+    return left_out[0] if len(left_out) == 1 else None
 
 
-def _agree(a: bytes, b: bytes, n: int, hidden_size: int, *, dtype: str, wire_dtype: str) -> bool:
+def agree(a: bytes, b: bytes, n: int, hidden_size: int, *, dtype: str, wire_dtype: str) -> bool:
+    """Whether two replicas' rows may both be honest."""
     if a == b or dtype == EXACT:
         return a == b
     left, right = (decode_untrusted(rows, n, hidden_size, wire_dtype) for rows in (a, b))
