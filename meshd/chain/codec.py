@@ -3,6 +3,10 @@
 `to_wire` and `from_wire_untrusted` are inverses. Everything that comes in is checked field by field before anything is built
 from it; the only error is BadFrame, which names the field. A step's body is its rows, then its history as int32 (too long for
 a head).
+
+What is the same in every step of an attempt (route, sampling, model) travels as one value of bytes, its ``plan``. Both ends
+remember the last few by content, so a token's step costs neither of them the making or the checking of it again; no end relies
+on what the other remembers.
 """
 
 from __future__ import annotations
@@ -10,8 +14,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final, TypeVar
+
+import msgpack
 
 from meshd.chain.messages import (
     MAX_HOPS,
@@ -39,6 +47,8 @@ MAX_ROWS: Final = 4096  # in one message
 MAX_CHOICES: Final = 64
 MAX_TOP: Final = 20
 MAX_DETAIL: Final = 200
+MAX_PLAN_BYTES: Final = 8 << 10
+PLANS_KEPT: Final = 512
 _MAX_COUNT: Final = 1 << 40
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -76,28 +86,65 @@ def to_wire(message: ChainMessage) -> Message:
     return Message(PREFIX + kind, head, body)
 
 
-def _key(message: Step | Fill | Need | Reply | Ask | Progress) -> dict[str, Any]:
+def _key(message: Fill | Need | Reply | Ask | Progress) -> dict[str, Any]:
     return {"session": message.session, "attempt": message.attempt, "seq": message.seq}
 
 
 def _step_head(step: Step) -> dict[str, Any]:
+    plan = _Plan(
+        step.session,
+        step.attempt,
+        step.prompt_len,
+        step.digest,
+        step.num_layers,
+        step.route,
+        step.origin,
+        step.entry,
+        step.sampling,
+    )
     return {
-        **_key(step),
+        "plan": _packed(plan),
+        "seq": step.seq,
         "start": step.start,
         "n": step.n,
         "emit": step.emit,
-        "prompt_len": step.prompt_len,
-        "digest": step.digest,
-        "num_layers": step.num_layers,
-        "route": [[hop.node_id, *hop.layers.json(), hop.generation] for hop in step.route],
-        "origin": step.origin.json() if step.origin else None,
-        "entry": step.entry,
         "remaining_ms": step.remaining_ms,
         "reserve": step.reserve_tokens,
-        "sampling": _sampling_out(step.sampling),
         "history": len(step.history),
         "trail": _trail_out(step.trail),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the steps of an attempt share on their way to one hop."""
+
+    session: SessionId
+    attempt: int
+    prompt_len: int
+    digest: str
+    num_layers: int
+    route: Route
+    origin: LayerRange | None
+    entry: NodeId
+    sampling: Sampling
+
+
+@lru_cache(PLANS_KEPT)
+def _packed(plan: _Plan) -> bytes:
+    fields = {
+        "session": plan.session,
+        "attempt": plan.attempt,
+        "prompt_len": plan.prompt_len,
+        "digest": plan.digest,
+        "num_layers": plan.num_layers,
+        "route": [[hop.node_id, *hop.layers.json(), hop.generation] for hop in plan.route],
+        "origin": plan.origin.json() if plan.origin else None,
+        "entry": plan.entry,
+        "sampling": _sampling_out(plan.sampling),
+    }
+    packed: bytes = msgpack.packb(fields)
+    return packed
 
 
 def _sampling_out(s: Sampling) -> list[Any]:
@@ -125,35 +172,60 @@ def from_wire_untrusted(message: Message) -> ChainMessage:
 
 
 def _step(head: Mapping[str, Any], body: bytes) -> Step:
+    packed = head.get("plan")
+    if not isinstance(packed, bytes) or len(packed) > MAX_PLAN_BYTES:
+        raise BadFrame(f"plan: not bytes, or more than {MAX_PLAN_BYTES}")
+    plan = _plan_untrusted(packed)
     n, start = _int(head, "n", 0, MAX_ROWS), _int(head, "start", 0, MAX_POSITION)
     history = _int(head, "history", 0, MAX_POSITION)
     if 4 * history > len(body):
         raise BadFrame("history: longer than the body")
     split = len(body) - 4 * history
+    return Step(
+        session=plan.session,
+        attempt=plan.attempt,
+        seq=_int(head, "seq", 0, _MAX_COUNT),
+        start=start,
+        n=n,
+        emit=_int(head, "emit", 0, min(n, MAX_CHOICES)),
+        prompt_len=plan.prompt_len,
+        digest=plan.digest,
+        num_layers=plan.num_layers,
+        route=plan.route,
+        origin=plan.origin,
+        entry=plan.entry,
+        remaining_ms=_int(head, "remaining_ms", 0, 1 << 32),
+        reserve_tokens=_int(head, "reserve", 0, MAX_POSITION),
+        sampling=plan.sampling,
+        history=struct.unpack(f"<{history}i", body[split:]),
+        trail=_trail(head),
+        rows=body[:split],
+    )
+
+
+@lru_cache(PLANS_KEPT)
+def _plan_untrusted(packed: bytes) -> _Plan:
+    try:
+        head = msgpack.unpackb(packed)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise BadFrame(f"plan: not msgpack: {error}") from error
+    if not isinstance(head, dict):
+        raise BadFrame("plan: not a map")
     num_layers = _int(head, "num_layers", 1, 1 << 16)
     origin = _optional_range(head, "origin")
     route = _route(head, num_layers)
     if (origin.end if origin else 0) != route[0].layers.start:
         raise BadFrame("route: does not start where the sender's layers end")
-    return Step(
+    return _Plan(
         session=_session(head),
         attempt=_int(head, "attempt", 0, _MAX_COUNT),
-        seq=_int(head, "seq", 0, _MAX_COUNT),
-        start=start,
-        n=n,
-        emit=_int(head, "emit", 0, min(n, MAX_CHOICES)),
         prompt_len=_int(head, "prompt_len", 0, MAX_POSITION),
         digest=_text(head, "digest", 128),
         num_layers=num_layers,
         route=route,
         origin=origin,
         entry=_node(head.get("entry"), "entry"),
-        remaining_ms=_int(head, "remaining_ms", 0, 1 << 32),
-        reserve_tokens=_int(head, "reserve", 0, MAX_POSITION),
         sampling=_sampling(head),
-        history=struct.unpack(f"<{history}i", body[split:]),
-        trail=_trail(head),
-        rows=body[:split],
     )
 
 

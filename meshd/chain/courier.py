@@ -1,16 +1,18 @@
 """Brings chain messages to other nodes: one stream per (session, peer), both ways, opened by whoever speaks first.
 
 Owns streams and the order of messages on them; `send` never waits: what an open stream takes at once goes at once, the rest
-queues for a task of the stream's own. A big step (a prompt's chunk, a fill) goes on the pair's bulk connection, on a stream
-of its own. A stream that breaks is reported once with the attempt of the message that was under way and forgotten, so that
-the next message dials anew. It must not know what messages mean, beyond where they belong.
+queues for a task of the stream's own. A big step (a prompt's chunk, a fill) goes on the pair's bulk connection, on a stream of
+its own. A stream that breaks is reported once with the attempt of the message that was under way and forgotten, so that the next
+message dials anew. It must not know what messages mean, beyond where they belong.
 
-A message that cannot reach the entry directly is given to ``via``, which passes it on. Messages to this node itself go through a
-queue, never by a call, so that a core is never entered while its effects are carried out.
+A message that cannot reach the entry directly is given to ``via``, which passes it on. Messages to this node itself are queued,
+so that a core is never entered while its effects are carried out; what a message from a peer makes this node tell itself is
+delivered right after it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -58,7 +60,9 @@ class Courier:
         self._lost = lost
         self._outboxes: dict[_Place, _Outbox] = {}
         self._inbound: dict[SessionId, set[trio.CancelScope]] = {}
-        self._local_put, self._local_take = trio.open_memory_channel[ChainMessage](LOCAL)
+        self._local: deque[ChainMessage] = deque()  # for this node itself
+        self._local_waits = trio.lowlevel.ParkingLot()  # `run`, while there is nothing for this node itself
+        self._delivering = False
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -71,16 +75,23 @@ class Courier:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            async for message in self._local_take:
-                self._deliver(self._self, message)
+            try:
+                await self._keep_delivering()
+            finally:
+                self._nursery = None  # the node stops: nothing is sent any more
+
+    async def _keep_delivering(self) -> None:
+        while True:
+            self._deliver_local()
+            if self._local:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._local_waits.park()
 
     def send(self, to: NodeId, message: ChainMessage, via: NodeId | None = None) -> None:
         """Queue ``message``; what becomes of it is reported, never raised."""
         if to == self._self:
-            try:
-                self._local_put.send_nowait(message)
-            except trio.WouldBlock:
-                self._lost(message.session, to, Why.FULL, message.attempt)
+            self._send_local(message)
             return
         if via is not None and via != to and self._links.live(to) is None:
             to = via
@@ -119,7 +130,7 @@ class Courier:
         with trio.CancelScope() as scope:
             self._inbound.setdefault(session, set()).add(scope)
             try:
-                self._deliver(source, message)
+                self._deliver_from(source, message)
                 await self._read(place, stream)
             finally:
                 self._forget_scope(session, scope)
@@ -131,9 +142,32 @@ class Courier:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _start(self, place: _Place, outbox: _Outbox) -> None:
-        if self._nursery is None:
-            raise RuntimeError("the courier is not running")
-        self._nursery.start_soon(self._write, place, outbox)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._write, place, outbox)
+
+    def _send_local(self, message: ChainMessage) -> None:
+        if len(self._local) >= LOCAL:
+            self._lost(message.session, self._self, Why.FULL, message.attempt)
+            return
+        self._local.append(message)
+        if not self._delivering:
+            self._local_waits.unpark()
+
+    def _deliver_from(self, source: NodeId, message: ChainMessage) -> None:
+        """A peer's message, and what it made this node tell itself."""
+        self._delivering = True
+        try:
+            self._deliver(source, message)
+            self._deliver_local()
+        finally:
+            self._delivering = False
+            if self._local:
+                self._local_waits.unpark()
+
+    def _deliver_local(self) -> None:
+        """What waits now; what that leads to has its turn later, so that others have theirs between."""
+        for _ in range(len(self._local)):
+            self._deliver(self._self, self._local.popleft())
 
     def _forget_scope(self, session: SessionId, scope: trio.CancelScope) -> None:
         scopes = self._inbound.get(session)
@@ -165,12 +199,14 @@ class Courier:
 
     async def _read(self, place: _Place, stream: Stream) -> None:
         """Deliver what comes on ``stream`` until the peer ends it."""
+
+        def take(raw: Message) -> None:
+            message = self._decode(raw, stream)
+            if message is not None:
+                self._deliver_from(place[1], message)
+
         try:
-            while (raw := await stream.receive()) is not None:
-                message = self._decode(raw, stream)
-                if message is None:
-                    return
-                self._deliver(place[1], message)
+            await stream.listen(take)
         except LinkLost:
             self._drop(place, self._outboxes.get(place))
             self._lost(place[0], place[1], Why.RESET, None)

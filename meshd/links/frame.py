@@ -235,24 +235,22 @@ def _unpack(payload: Buffer) -> Any:
     return value
 
 
-def _check_plain(value: object) -> None:
-    """Every key a string, nesting within bounds. Level by level, so that depth costs no recursion."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        deeper: list[object] = []
-        for item in level:
-            if type(item) is dict:
-                for key in item:
-                    if type(key) is not str:
-                        raise BadFrame("a map key that is not a string")
-                deeper += item.values()
-            elif type(item) is list:
-                deeper += item
-        if not deeper:
-            return
-        level = deeper
-    if any(isinstance(item, (dict, list)) for item in level):
+def _check_plain(value: object, depth: int = MAX_DEPTH) -> None:
+    """Every key a string, at most ``depth`` containers within each other, which bounds the recursion too."""
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                raise BadFrame("a map key that is not a string")
+        items: Any = value.values()
+    elif type(value) is list:
+        items = value
+    else:
+        return
+    if not depth:
         raise BadFrame(f"a head nested deeper than {MAX_DEPTH}")
+    for item in items:
+        if type(item) is dict or type(item) is list:
+            _check_plain(item, depth - 1)
 
 
 class FrameDecoder:

@@ -7,6 +7,7 @@ multiplexer, so leaving a stream in any way, cancellation included, tears nothin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,19 @@ SEND_AHEAD_BYTES: Final = 256 << 10
 class PeerStream:
     """One exchange on a link, a `meshd.links.wire.Stream`. As a context manager it cancels what it did not finish."""
 
-    __slots__ = ("_accepted", "_arrived", "_broken", "_ended", "_error", "_first", "_inbox", "_link", "_sent_end", "id")
+    __slots__ = (
+        "_accepted",
+        "_arrived",
+        "_broken",
+        "_ended",
+        "_error",
+        "_first",
+        "_inbox",
+        "_link",
+        "_sent_end",
+        "_take",
+        "id",
+    )
 
     def __init__(self, link: PeerLink, stream: int, first: Inbound | None) -> None:
         self.id = stream
@@ -40,6 +53,7 @@ class PeerStream:
         self._error: MeshdError | None = None
         self._ended = False
         self._sent_end = False
+        self._take: Callable[[Message], None] | None = None
 
     @property
     def peer(self) -> NodeId:
@@ -86,6 +100,33 @@ class PeerStream:
             await self._arrived.park()
         return self._read(self._inbox.popleft())
 
+    async def listen(self, take: Callable[[Message], None]) -> None:
+        failures: list[Exception] = []
+
+        def guarded(message: Message) -> None:
+            """Called by the link's reader, which serves other streams too: a failure belongs to who listens."""
+            try:
+                take(message)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+                self._take = None
+                self._arrived.unpark_all()
+
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            while True:
+                while self._inbox and not failures:
+                    guarded(self._read(self._inbox.popleft()))
+                if failures:
+                    raise failures[0]
+                self._check()
+                if self._ended:
+                    return
+                self._take = guarded
+                await self._arrived.park()
+        finally:
+            self._take = None
+
     async def end(self) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._error is None and not self._sent_end:
@@ -123,6 +164,8 @@ class PeerStream:
         """A message came."""
         if self._error is not None:
             self._link.mux.consumed(self.id, inbound)
+        elif self._take is not None:
+            self._take(self._read(inbound))
         else:
             self._inbox.append(inbound)
             self._arrived.unpark_all()

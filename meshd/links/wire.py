@@ -9,7 +9,7 @@ This file is the contract; `peer_link.py` implements it for trio, `inference/wor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,6 +39,11 @@ class Stream(Protocol):
 
     async def receive(self) -> Message | None:
         """The next message; None after the peer's END. Raises LinkLost, or the error the peer ended with."""
+        ...
+
+    async def listen(self, take: Callable[[Message], None]) -> None:
+        """Hand every message to ``take`` as it comes, without a task's turn between; returns after the peer's END. Raises as
+        `receive`, and what ``take`` raises."""
         ...
 
     async def end(self) -> None:

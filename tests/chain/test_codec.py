@@ -136,6 +136,11 @@ def test_a_damaged_field_is_refused_or_harmless(message: ChainMessage, data: st.
         {"sampling": [float("nan"), 1.0, 0, 0.0, 0, 0.0, 0.0, 1.0, None]},
         {"start": True},
         {"trail": [[0.0, 0.0, 0]] * 33},
+        {"plan": None},
+        {"plan": "x"},
+        {"plan": bytes(9000)},
+        {"plan": msgpack.packb([])},
+        {"plan": b"\xc1"},
     ],
 )
 def test_a_step_that_cannot_be_is_refused(change: dict[str, object]) -> None:
@@ -158,6 +163,9 @@ def test_a_step_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     )
     wire = to_wire(step)
     from_wire_untrusted(wire)
+    plan = msgpack.unpackb(wire.head["plan"])
+    if change.keys() <= plan.keys():
+        change = {"plan": msgpack.packb({**plan, **change})}
     with pytest.raises(BadFrame):
         from_wire_untrusted(Message(wire.kind, {**wire.head, **change}, wire.body))
 

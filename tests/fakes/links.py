@@ -8,7 +8,7 @@ to, kind).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -234,6 +234,10 @@ class FakeStream:
         if isinstance(item, Exception):
             raise item
         return item
+
+    async def listen(self, take: Callable[[Message], None]) -> None:
+        while (message := await self.receive()) is not None:
+            take(message)
 
     async def end(self) -> None:
         async with self._lock:
