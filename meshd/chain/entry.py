@@ -22,22 +22,11 @@ from typing import Any, Final
 import trio
 
 from meshd.chain.courier import Courier
-from meshd.chain.hop import Send
+from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, SessionEffect, Watch
 from meshd.chain.messages import ChainMessage, Why
 from meshd.chain.replicas import DirectoryReplicas
 from meshd.chain.request import Event, Finished, GenerationRequest, Recovery, RouteUse, Started, Timings, Tokens
-from meshd.chain.session import (
-    PENDING_S,
-    RETRY_S,
-    Effect,
-    Emit,
-    Fail,
-    Failover,
-    Finish,
-    Recovered,
-    Session,
-    Watch,
-)
+from meshd.chain.session import PENDING_S, RETRY_S, Session
 from meshd.directory import Directory
 from meshd.errors import Busy, CallerError, ContextLengthExceeded, MeshdError, NotReady, StageUnavailable
 from meshd.links.wire import Links
@@ -158,7 +147,10 @@ class Entry:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # no more requests
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[Event]]:
@@ -284,25 +276,25 @@ class Entry:
             digest=spec.digest,
             num_layers=spec.num_layers,
             route=planned.hops,
-            replicas=DirectoryReplicas(parts.planner, parts.directory, spec.digest),
+            replicas=DirectoryReplicas(parts.planner, parts.directory, spec.digest, planned.hops),
             now=began,
         )
         parts.planner.begin(planned, began)
         parts.notice("route", {"session": session, "mode": planned.mode, "signature": planned.signature})
         failure: MeshdError | None = None
-        driven: _Driven | None = None
         try:
             async with trio.open_nursery() as nursery:
                 driven = self._driven[session] = _Driven(core, answer, nursery)
                 answer.on_stop = lambda: self._carry(driven, core.stop())
-                self._carry(driven, core.start(began))
-                if answer.stopped:
-                    self._carry(driven, core.stop())
-                failure = await self._drive(driven)
+                try:
+                    self._carry(driven, core.start(began))
+                    if answer.stopped:
+                        self._carry(driven, core.stop())
+                    failure = await self._drive(driven)
+                finally:  # before the nursery closes: what still arrives must find the session over
+                    self._carry(driven, core.cancel())
                 nursery.cancel_scope.cancel()
         finally:
-            if driven is not None:
-                self._carry(driven, core.cancel())
             self._driven.pop(session, None)
             if self._courier is not None:
                 self._courier.close(session)
@@ -358,7 +350,7 @@ class Entry:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    def _carry(self, driven: _Driven, effects: Iterable[Effect]) -> None:
+    def _carry(self, driven: _Driven, effects: Iterable[SessionEffect]) -> None:
         if self._courier is None:
             raise RuntimeError("the entry is not running")
         answer = driven.answer

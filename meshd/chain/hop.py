@@ -25,54 +25,16 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshd.chain.messages import ChainMessage, Fill, Lost, Need, Phase, Progress, Reply, Step, Trace, Why
+from meshd.chain.effects import Compute, ReadLog, Send
+from meshd.chain.effects import HopEffect as Effect
+from meshd.chain.messages import Fill, Lost, Need, Phase, Progress, Reply, Step, Trace, Why
 from meshd.inference.engine import Ran, Run
-from meshd.vocabulary import LayerRange, NodeId, SessionId
+from meshd.vocabulary import LayerRange, NodeId
 
 MAX_QUEUE: Final = 64  # steps that wait at one hop
 MAX_OWED: Final = 8  # needs from downstream that wait for a fill from upstream
 FILL_ROWS: Final = 256  # rows in one Fill
 NEED_AGAIN_S: Final = 1.0  # an unanswered Need is repeated, each time after twice as long
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Ask the engine for a run; answer with computed, needs or failed and this ticket."""
-
-    session: SessionId
-    layers: LayerRange
-    ticket: int
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLog:
-    """Ask the engine for rows ``[start, end)`` sent downstream; answer with log_read or log_missing and this ticket."""
-
-    session: SessionId
-    layers: LayerRange
-    ticket: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Bring ``message`` to ``to``; ``via`` passes it on if there is no live link to ``to``."""
-
-    to: NodeId
-    message: ChainMessage
-    via: NodeId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """The session is over here: drop the engine's state, stop its computations."""
-
-    session: SessionId
-
-
-Effect = Compute | ReadLog | Send | Forget
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from meshd.chain.hop import Compute, Effect, Forget, HopSession, ReadLog, Send
+from meshd.chain.effects import Compute, Forget, ReadLog, Send
+from meshd.chain.effects import HopEffect as Effect
+from meshd.chain.hop import HopSession
 from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Phase, Progress, Step, Why
 from meshd.inference.engine import Ran
 from meshd.vocabulary import LayerRange, NodeId, SessionId

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from meshd.chain.courier import Courier
-from meshd.chain.hop import Compute, Effect, Forget, ReadLog, Send
+from meshd.chain.effects import Compute, Forget, HopEffect, ReadLog, Send
 from meshd.chain.hops import Failed, Held, Hops, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Progress, Reply, Why
 from meshd.errors import Busy, MeshdError, NeedRows, RangeNotHeld
@@ -48,12 +48,19 @@ class Relay:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            while True:
-                if not len(self._hops):
-                    self._busy = trio.Event()
-                    await self._busy.wait()
-                await trio.sleep(TICK_S)
-                self._carry(self._hops.tick(trio.current_time()))
+            try:
+                await self._keep_time()
+            finally:
+                self._nursery = None  # the node stops: nothing is computed any more
+
+    async def _keep_time(self) -> None:
+        """Tick the hops while there are any."""
+        while True:
+            if not len(self._hops):
+                self._busy = trio.Event()
+                await self._busy.wait()
+            await trio.sleep(TICK_S)
+            self._carry(self._hops.tick(trio.current_time()))
 
     def deliver(self, source: NodeId, message: ChainMessage) -> None:
         """A message for a hop, or one that a hop passes on towards its entry."""
@@ -75,9 +82,9 @@ class Relay:
             self._hops.entry_gone(node, trio.current_time())
         self._carry(self._hops.unreachable(session, node, why, attempt))
 
-    def _carry(self, effects: Iterable[Effect]) -> None:
+    def _carry(self, effects: Iterable[HopEffect]) -> None:
         if self._courier is None or self._nursery is None:
-            raise RuntimeError("the relay is not running")
+            return
         for effect in effects:
             match effect:
                 case Send():

@@ -26,8 +26,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper, pack_ids
-from meshd.chain.hop import FILL_ROWS, Send
+from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, Watch
+from meshd.chain.effects import SessionEffect as Effect
+from meshd.chain.hop import FILL_ROWS
 from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Phase, Progress, Reply, Why
+from meshd.chain.patience import HEDGE_S, Patience
 from meshd.chain.recovery import Blame, Pulse, Replicas, Rerouted, Swap, chained, reroute
 from meshd.chain.report import Tally
 from meshd.chain.request import GenerationRequest, HopReport, Recovery
@@ -35,63 +38,11 @@ from meshd.errors import Busy, DeadlineExceeded, MeshdError, StageUnavailable
 from meshd.inference.engine import Choice
 from meshd.vocabulary import Hop, LayerRange, NodeId, Route, SessionId
 
-HEDGE_S: Final = 0.6
-HEDGE_FACTOR: Final = 8.0
-ASK_AFTER_S: Final = 0.3
-ASK_EVERY_S: Final = 0.25
 MAX_LIVE: Final = 3  # attempts under way at once
 PENDING_S: Final = 1.0  # layers that are about to be proven are waited for
 RETRY_S: Final = 0.05
 PREPARE_S: Final = 10.0
 PAUSED_S: Final = 0.5  # a tick that comes this late was held up by this process itself
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """New tokens for the client, in order."""
-
-    choices: tuple[Choice, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Keep a link to ``node``; if it ends or cannot be made call unreachable with this ticket."""
-
-    node: NodeId
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failover:
-    """Another route is tried. ``hedge``: beside the one that runs."""
-
-    swaps: tuple[Swap, ...]
-    route: Route
-    hedge: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """A token came over a changed route."""
-
-    recovery: Recovery
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The answer is complete. ``reason``: stop or length."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The request cannot be answered."""
-
-    error: MeshdError
-
-
-Effect = Send | Emit | Watch | Failover | Recovered | Finish | Fail
 
 
 @dataclass(slots=True)
@@ -157,10 +108,7 @@ class Session:
         self._expires = math.inf if request.deadline_s is None else now + request.deadline_s
         self._token_due = now + request.token_deadline_s
         self._began = now  # when the token that is waited for was first asked for
-        self._progress_at = self._ask_at = self._hedge_at = now
-        self._hedge_wait = 1.0
-        self._step_s = 0.0
-        self._row_s = 0.0
+        self._patience = Patience(now)
         self._due = math.inf
 
     # --- what the shell calls -----------------------------------------------------------------------------------------
@@ -189,8 +137,8 @@ class Session:
         if self._complete():
             return self._done(self._why_complete())
         route = self._current.route
-        self._row_s = self._replicas.expected_s(route, 64) / 64.0
-        self._step_s = self._replicas.expected_s(route, 1)
+        self._patience.row_s = self._replicas.expected_s(route, 64) / 64.0
+        self._patience.step_s = self._replicas.expected_s(route, 1)
         return self._begin(route, (), now)
 
     def receive(self, message: ChainMessage, source: NodeId, now: float) -> list[Effect]:
@@ -252,12 +200,12 @@ class Session:
         if dead:
             return self._lose(dead, Why.SILENT, self._self, now)
         effects: list[Effect] = []
-        if now >= self._ask_at:
+        if now >= self._patience.ask_at:
             effects += self._ask(now)
             quiet = {node for node in self._current.nodes if self._pulse.quiet(node, now)}
-            if quiet and now >= self._progress_at + HEDGE_S:
+            if quiet and now >= self._patience.progress_at + HEDGE_S:
                 effects += self._hedge(quiet, "silent", now)
-        if now >= self._hedge_at:
+        if now >= self._patience.hedge_at:
             effects += self._suspect(now)
         return effects
 
@@ -271,7 +219,7 @@ class Session:
         if self._stuck:
             return min(due, self._stuck.again_at)
         silent = min((self._pulse.dead_at(node) for node in self._live_nodes()), default=math.inf)
-        return min(due, silent, self._ask_at, self._hedge_at)
+        return min(due, silent, self._patience.ask_at, self._patience.hedge_at)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -281,6 +229,8 @@ class Session:
                 self._prepared.ready = True
             return []
         attempt = self._attempts.get(reply.attempt)
+        if reply.end > len(self.ids):
+            return []  # nobody can have computed what was not sent
         if attempt is None and not any(choice.position == len(self.ids) for choice in reply.choices):
             return []
         if reply.end > self._acked:
@@ -343,7 +293,7 @@ class Session:
         self._began = now
         self._tried.clear()
         self._resent = self._bypassed = False
-        self._hedge_wait = 1.0
+        self._patience.token()
         self._progress(now)
         return effects + self._onward(now)
 
@@ -381,11 +331,10 @@ class Session:
         """What a step costs, for the next judgement of slowness."""
         elapsed = now - winner.began
         self._tally.add(winner.route, reply.trail, elapsed * 1000.0)
-        rows = winner.replayed or 0
         if self._acked <= self._stepper.prompt_len + len(self._request.forced):  # the prompt's own pass
-            self._row_s = max(self._row_s, elapsed / max(1, self._acked))
-        elif not rows and not winner.swaps:
-            self._step_s = elapsed if self._step_s == 0.0 else 0.8 * self._step_s + 0.2 * elapsed
+            self._patience.learn_prompt(elapsed, self._acked)
+        elif not winner.replayed and not winner.swaps:
+            self._patience.learn_step(elapsed)
 
     def _complete(self) -> bool:
         answered = len(self.ids) - self._stepper.prompt_len
@@ -539,7 +488,7 @@ class Session:
         return StageUnavailable(list(missing), pending=pending)
 
     def _ask(self, now: float) -> list[Effect]:
-        self._ask_at = now + ASK_EVERY_S
+        self._patience.asked(now)
         return [
             Send(node, Ask(self.session, attempt.number, seq))
             for attempt in self._attempts.values()
@@ -549,8 +498,7 @@ class Session:
 
     def _suspect(self, now: float) -> list[Effect]:
         """Nothing has moved for too long: who holds it up?"""
-        self._hedge_wait *= 2.0
-        self._hedge_at = now + self._patience_s() * self._hedge_wait
+        self._patience.suspected(now, self._rows_ahead())
         if self._current.dead:
             return []
         quiet = {node for node in self._current.nodes if self._pulse.quiet(node, now)}
@@ -562,7 +510,7 @@ class Session:
             if phase is Phase.UNSEEN:
                 return self._bridge(before, hop, now)
             if phase is Phase.NEEDING:  # it repeats its Need by itself
-                return self._bridge(before, hop, now) if self._hedge_wait > 2.0 else []
+                return [] if self._patience.first else self._bridge(before, hop, now)
             if phase is not Phase.SENT:
                 return self._hedge({hop.node_id}, "slow", now)
             before = hop
@@ -619,15 +567,12 @@ class Session:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _progress(self, now: float) -> None:
-        self._progress_at = now
-        self._ask_at = now + ASK_AFTER_S
-        self._hedge_at = now + self._patience_s()
+        self._patience.progressed(now, self._rows_ahead())
 
-    def _patience_s(self) -> float:
-        """How long may pass without progress."""
+    def _rows_ahead(self) -> int:
+        """Rows under way or to be replayed, beside the one of a plain step."""
         under_way = self._current.unacked[-1][1] - self._acked if self._current.unacked else 0
-        rows = max(0, under_way - 1) + self._current.replayed
-        return max(HEDGE_S, HEDGE_FACTOR * (self._step_s + rows * self._row_s))
+        return max(0, under_way - 1) + self._current.replayed
 
     def _live_nodes(self) -> set[NodeId]:
         return {node for attempt in self._attempts.values() if not attempt.dead for node in attempt.nodes}

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from meshd.chain.attempts import pack_ids
-from meshd.chain.hop import NEED_AGAIN_S, Compute, Effect, Forget, ReadLog, Send
+from meshd.chain.effects import Compute, Forget, ReadLog, Send
+from meshd.chain.effects import HopEffect as Effect
+from meshd.chain.hop import NEED_AGAIN_S
 from meshd.chain.hops import ORPHAN_S, SILENCE_S, Failed, Held, Hops, Missing, Rows
 from meshd.chain.messages import Ask, End, Fill, Lost, Need, Phase, Progress, Reply, Step, Why
 from meshd.inference.engine import Choice, Ran, Sampling

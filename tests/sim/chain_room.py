@@ -13,12 +13,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from meshd.chain.hop import Compute, Forget, ReadLog, Send
+from meshd.chain.effects import Compute, Emit, Fail, Failover, Finish, Forget, ReadLog, Recovered, Send, Watch
 from meshd.chain.hops import Failed, Held, Hops, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Need, Progress, Reply, Why
 from meshd.chain.replicas import DirectoryReplicas
 from meshd.chain.request import GenerationRequest
-from meshd.chain.session import Emit, Fail, Failover, Finish, Recovered, Session, Watch
+from meshd.chain.session import Session
 from meshd.directory import Directory, Member
 from meshd.errors import Busy, MeshdError, NeedRows, RangeNotHeld
 from meshd.inference.hash_stage import HashSessions, HashStage
@@ -251,7 +251,7 @@ class SimRoom:
             digest=DIGEST,
             num_layers=self.num_layers,
             route=planned.hops,
-            replicas=DirectoryReplicas(self.planner, lambda: self.directory, DIGEST),
+            replicas=DirectoryReplicas(self.planner, lambda: self.directory, DIGEST, planned.hops),
             now=self.now,
         )
         one = Running(core, node_id(entry), self.now, request.deadline_s or 1e9)

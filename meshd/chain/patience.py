@@ -1,0 +1,60 @@
+"""How long an entry waits without progress before it asks, and before it hedges. Pure. Seconds.
+
+Owns what a step and a replayed row of this request have cost so far (at first: what the members claim) and the times that
+follow from it. A hedge comes after max(0.6 s, 8 x what was expected), each further one for the same token after twice as long.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEDGE_S: Final = 0.6
+HEDGE_FACTOR: Final = 8.0
+ASK_AFTER_S: Final = 0.3
+ASK_EVERY_S: Final = 0.25
+
+
+class Patience:
+    """``rows`` is always how many rows must be computed before the next progress, beside the one of a plain step."""
+
+    def __init__(self, now: float) -> None:
+        self.step_s = 0.0
+        self.row_s = 0.0
+        self.progress_at = now
+        self.ask_at = now
+        self.hedge_at = now
+        self._factor = 1.0
+
+    @property
+    def first(self) -> bool:
+        """True at the first suspicion since the last token."""
+        return self._factor <= 2.0
+
+    def progressed(self, now: float, rows: int) -> None:
+        """Something moved."""
+        self.progress_at = now
+        self.ask_at = now + ASK_AFTER_S
+        self.hedge_at = now + self._limit_s(rows)
+
+    def token(self) -> None:
+        """A token came: suspicions start anew."""
+        self._factor = 1.0
+
+    def asked(self, now: float) -> None:
+        self.ask_at = now + ASK_EVERY_S
+
+    def suspected(self, now: float, rows: int) -> None:
+        """The hedge's time has come."""
+        self._factor *= 2.0
+        self.hedge_at = now + self._limit_s(rows) * self._factor
+
+    def learn_prompt(self, elapsed_s: float, rows: int) -> None:
+        """A prompt of ``rows`` rows took that long."""
+        self.row_s = max(self.row_s, elapsed_s / max(1, rows))
+
+    def learn_step(self, elapsed_s: float) -> None:
+        """A plain step took that long."""
+        self.step_s = elapsed_s if self.step_s == 0.0 else 0.8 * self.step_s + 0.2 * elapsed_s
+
+    def _limit_s(self, rows: int) -> float:
+        return max(HEDGE_S, HEDGE_FACTOR * (self.step_s + rows * self.row_s))
