@@ -384,6 +384,7 @@ class Daemon:
             kv_sessions=engine.health().sessions if engine is not None else 0,
             mdns=self.gossip.mdns,
             mesh=str(self.sockets.mesh),
+            mesh_ids=tuple(key.mesh_id() for key in self.ring.keys) if self.ring else (),
             deterministic=engine.info.deterministic if engine is not None else self.config.deterministic,
             warnings=engine.info.warnings if engine is not None else (),
             counters={**self.chain.counters, "rejected_datagrams": sum(self.gossip.rejected.values())},

@@ -24,7 +24,8 @@ from meshd.vocabulary import Health, ModelSpec
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What this node knows of itself beside its advert. ``state``: starting, loading, proving, ready, draining, observer or
-    failed, with the ``reason``. ``mesh``: where gossip and links listen."""
+    failed, with the ``reason``. ``mesh``: where gossip and links listen. ``mesh_ids``: the public names of the mesh keys in use,
+    the one that sends first; a rotation waits for them."""
 
     state: str = "starting"
     reason: str = ""
@@ -34,6 +35,7 @@ class NodeFacts:
     kv_sessions: int = 0
     mdns: str = "off"
     mesh: str = ""
+    mesh_ids: tuple[str, ...] = ()
     deterministic: bool = True
     warnings: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -252,6 +252,7 @@ def status_json(directory: Directory, facts: NodeFacts, spec: ModelSpec | None, 
         "kv_sessions": facts.kv_sessions,
         "mdns": facts.mdns,
         "mesh": facts.mesh,
+        "mesh_ids": list(facts.mesh_ids),
         "deterministic": facts.deterministic,
         "warnings": list(facts.warnings),
         "counters": {
