@@ -33,8 +33,9 @@ class Seeker:
         self._room.timers.set(("reconnect", None), now + self._room.settings.reconnect_s * self._room.rng.random())
 
     def join(self, endpoints: Iterable[Endpoint], via: str, now: float) -> None:
-        """Try what is new of these."""
-        new = self.candidates.add(endpoints, via)
+        """Try what is new of these, unless a live member is known to be there."""
+        met = self._met()
+        new = [e for e in self.candidates.add(endpoints, via) if e not in met]
         for endpoint in new:
             self._greet(endpoint, now)
         for endpoint in new[:_DIALS]:
@@ -48,12 +49,14 @@ class Seeker:
         settings = self._room.settings
         self._room.timers.set(("reconnect", None), now + (settings.period_s if alone else settings.reconnect_s))
         self._try_dead(now)
-        met = {e for r in self._room.records.values() if r.live for e in r.endpoints()}
-        unmet = self.candidates.unmet(met)
+        unmet = self.candidates.unmet(self._met())
         for endpoint in self._room.rng.sample(unmet, min(_GREETINGS, len(unmet))):
             self._greet(endpoint, now)
         if unmet and (alone or self._room.rng.random() < _DIAL_SHARE):
             self._room.effects.append(Exchange(None, (self._room.rng.choice(unmet),)))
+
+    def _met(self) -> set[Endpoint]:
+        return {e for r in self._room.records.values() if r.live for e in r.endpoints()}
 
     def _try_dead(self, now: float) -> None:
         dead = [r for r in self._room.records.values() if r.belief.rank is Rank.DEAD]

@@ -344,6 +344,12 @@ def test_an_exchange_does_not_carry_deaths() -> None:
     assert a.state_of(node_id(2)) is NodeStatus.DEAD
 
 
+def test_an_address_of_a_live_member_is_not_dialled_again() -> None:
+    c = met(1)
+    assert c.join([endpoint(1)], 0.2, via="hello") == []
+    assert c.join([endpoint(2)], 0.2, via="hello") != []
+
+
 def test_a_candidate_is_tried_until_it_answers_and_an_echo_is_not() -> None:
     c = core()
     effects = c.join([endpoint(1), endpoint(0)], 0.0)
