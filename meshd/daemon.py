@@ -49,15 +49,21 @@ from meshd.links.wire import Message, Stream
 from meshd.metrics.collector import RoomCollector, Sources
 from meshd.metrics.instruments import Instruments
 from meshd.metrics.measured import MeasuredChain, MeasuredEngine
-from meshd.node import electing, pass_on
+from meshd.models.store import ModelStore
+from meshd.node import admitting, electing, model, pass_on, share_wire
+from meshd.node.admitting import Admitting
 from meshd.node.advertising import Self, advert_of
+from meshd.node.fetcher import Fetcher
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.key_watch import watch_key
 from meshd.node.next_links import keep_links
 from meshd.node.route_memory import remember_routes
 from meshd.node.serving import Serving
+from meshd.node.share_server import ModelShare
+from meshd.node.spot_checked import SpotChecked
 from meshd.node.stage_loader import StageLoader, capacity_mb
 from meshd.node.status import state_of, with_work
+from meshd.node.weights import Weights
 from meshd.roster import Roster
 from meshd.routing.bandit import BanditPlanner
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId
@@ -163,7 +169,6 @@ class Daemon:
         self.log = EventLog(identity.node_id, config.name, form=config.event_log, level=config.log_level)
         self.instruments = Instruments()
         self.log.subscribe(self.instruments.event)
-        self.roster = Roster(identity.node_id)
         self.planner = BanditPlanner(
             explore_share=config.route_explore_share,
             weight_alpha=config.route_weight_alpha,
@@ -171,16 +176,44 @@ class Daemon:
             min_sample_tokens=config.route_min_sample_tokens,
             seed=config.route_seed,
         )
-        self.keeper = StageKeeper(
-            StageLoader(config, lambda: self.serving.served, self.me.capacity_mb, nursery, _worker_said), self.changed
-        )
         self.links = self._make_links()
+        self.store = ModelStore.under(config.state)
+        self.share = ModelShare(self.store, lambda: self.serving.served)
+        self.fetcher = Fetcher(
+            self.store,
+            self.links,
+            directory=self.directory,
+            on_event=lambda name, fields: self.log.emit(name, **fields),
+        )
+        self.admitting = Admitting(
+            identity.node_id,
+            self.store,
+            self.links,
+            self.fetcher,
+            enabled=config.admit,
+            served=lambda: self.serving.served,
+            engine=self.engine,
+            directory=self.directory,
+            log=self.log,
+            on_verdict=self._on_verdict,
+        )
+        self.roster = Roster(identity.node_id, self.admitting.verdict)
+        loader = StageLoader(
+            config,
+            lambda: self.serving.served,
+            self.me.capacity_mb,
+            nursery,
+            log=_worker_said,
+            weights=Weights(self.fetcher, None if config.offline else self._pull),
+        )
+        self.keeper = StageKeeper(self.admitting.proving(loader), self.changed)
         self.serving = Serving(
             config,
             identity,
             self.me.capacity_mb,
             keeper=self.keeper,
             links=self.links,
+            fetcher=self.fetcher,
             directory=self.directory,
             log=self.log,
             on_change=self.changed,
@@ -243,7 +276,7 @@ class Daemon:
 
     def _node(self) -> Node:
         return Node(
-            chain=MeasuredChain(self.chain, self.instruments, self._on_answer),
+            chain=MeasuredChain(SpotChecked(self.chain, self.admitting.consider), self.instruments, self._on_answer),
             directory=self.directory,
             facts=self._facts,
             text=lambda: None if self.draining else self.serving.text,
@@ -280,6 +313,7 @@ class Daemon:
         nursery.start_soon(self._serve_streams)
         await nursery.start(self.server.run)
         self.log.emit("listening", http=f"http://{self.me.http}", mesh=str(self.sockets.mesh))
+        nursery.start_soon(self.admitting.run)
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
         if self.ring is not None:
@@ -320,6 +354,10 @@ class Daemon:
                 await self.gossip.serve(peer, message, stream)
             elif message.kind == electing.HOLD and self.serving.electing is not None:
                 await self.serving.electing.serve_hold(peer, message, stream)
+            elif message.kind.startswith(admitting.PREFIX):
+                await self.admitting.serve(peer, message, stream)
+            elif message.kind.startswith(share_wire.PREFIX):
+                await self.share.serve(peer, message, stream)
             elif message.kind == pass_on.KIND:
                 await pass_on.take_over(self.app, peer, message, stream)
             else:
@@ -387,7 +425,11 @@ class Daemon:
             mesh_ids=tuple(key.mesh_id() for key in self.ring.keys) if self.ring else (),
             deterministic=engine.info.deterministic if engine is not None else self.config.deterministic,
             warnings=engine.info.warnings if engine is not None else (),
-            counters={**self.chain.counters, "rejected_datagrams": sum(self.gossip.rejected.values())},
+            counters={
+                **self.chain.counters,
+                **self.admitting.counters,
+                "rejected_datagrams": sum(self.gossip.rejected.values()),
+            },
             health=self.health,
         )
 
@@ -415,6 +457,10 @@ class Daemon:
         mine = next(member for member in members if member.node_id == self.identity.node_id)
         self.roster.set_self(mine.advert, self.health, proven=mine.advert.layers is not None)
         self.roster.set_peers(members)
+        self.roster.build()
+        self.admitting.look()
+
+    def _on_verdict(self) -> None:
         self.roster.build()
 
     def _on_addresses(self, addresses: tuple[Endpoint, ...]) -> None:
@@ -444,6 +490,9 @@ class Daemon:
         self.opener.rekey(ring)
         self.links.security = LinkTls(self.identity.key, ring)
         self.app.guards = _guards(self.config, ring)
+
+    async def _pull(self, name: str) -> None:
+        await model.fetch(name, self.config.state, lambda line: self.log.emit("pull", level="debug", text=line))
 
     async def _drain(self) -> None:
         self.draining = True

@@ -1,15 +1,17 @@
 """Sitting a probe: how a stage runs the prompts it is given, whoever asks.
 
-Owns the order of runs. The first prompt warms up: it leaves its keys and values behind. The second runs in the *same* session
-from position 0, the others in new sessions after that one was dropped, so whatever a stage keeps of an earlier session shows
-in one of them. Each prompt is a prefill of all but three rows and three cached steps; the others run side by side, as sessions
-do. Where the layers end the model, the last four positions are run once more, drawn greedily.
+Owns the order of runs. The first prompt warms up, in two sessions: it leaves its keys and values behind. One of them is dropped.
+Then the others run side by side, as real sessions do: one *in* the session that is left, from position 0, each of the rest in a
+new one. So whatever a stage keeps of an earlier session shows in one of them. Each prompt is a prefill of all but three rows and
+three cached steps. Where the layers end the model, the last four positions are run once more, drawn greedily.
 
 Errors: whatever the engine raises; Conflict when it is another engine than the request names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -31,13 +33,15 @@ async def sit(engine: Engine, request: ProbeRequest) -> ProbeAnswer:
     """Run a probe on this node's own engine."""
     check(engine, request)
     paper = _Paper(engine, request)
-    warm, second, *others = request.prompts()
-    first_session = paper.session(0)
+    warm, *prompts = request.prompts()
+    used, left = paper.session(), paper.session()
     try:
-        await paper.run(first_session, warm, ProbeStep(0, len(warm) // request.row_bytes, 0))
-        outcomes = [await paper.prompt(first_session, second)]
-        engine.drop(first_session)
-        outcomes += await paper.side_by_side(others)
+        await paper.side_by_side([partial(paper.warm, used, warm), partial(paper.warm, left, warm)])
+        engine.drop(left)
+        sessions = [used, *(paper.session() for _ in prompts[1:])]
+        outcomes = await paper.side_by_side(
+            [partial(paper.prompt, session, rows) for session, rows in zip(sessions, prompts, strict=True)]
+        )
     finally:
         paper.clear()
     check(engine, request)
@@ -70,8 +74,9 @@ class _Paper:
         self._sessions: list[SessionId] = []
         self.ends = request.layers.end == engine.info.spec.num_layers
 
-    def session(self, number: int) -> SessionId:
-        self._sessions.append(SessionId(f"{self._name}-{number}"))
+    def session(self) -> SessionId:
+        """A session that was never there."""
+        self._sessions.append(SessionId(f"{self._name}-{len(self._sessions)}"))
         return self._sessions[-1]
 
     def clear(self) -> None:
@@ -85,24 +90,28 @@ class _Paper:
         out = b"".join([await self.run(session, rows, step) for step in probe_steps(n)])
         return out, await self._greedy(session, rows, n) if self.ends else ()
 
-    async def side_by_side(self, prompts: list[bytes]) -> list[Outcome]:
-        """Several prompts at once, each in a session of its own. Raises the first error of any."""
+    async def warm(self, session: SessionId, rows: bytes) -> Outcome:
+        """A whole prefill that nobody looks at."""
+        return await self.run(session, rows, ProbeStep(0, len(rows) // self._row_bytes, 0)), ()
+
+    async def side_by_side(self, works: Sequence[Callable[[], Awaitable[Outcome]]]) -> list[Outcome]:
+        """All at once; their outcomes in order. Raises the first error of any."""
         found: dict[int, Outcome] = {}
         errors: list[MeshdError] = []
 
-        async def one(number: int, rows: bytes) -> None:
+        async def one(number: int, work: Callable[[], Awaitable[Outcome]]) -> None:
             try:
-                found[number] = await self.prompt(self.session(number), rows)
+                found[number] = await work()
             except MeshdError as error:
                 errors.append(error)
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            for number, rows in enumerate(prompts, 1):
-                nursery.start_soon(one, number, rows)
+            for number, work in enumerate(works):
+                nursery.start_soon(one, number, work)
         if errors:
             raise errors[0]
-        return [found[number] for number in sorted(found)]
+        return [found[number] for number in range(len(works))]
 
     async def run(self, session: SessionId, rows: bytes, step: ProbeStep) -> bytes:
         """A step of a prompt's rows; the residuals it emits."""

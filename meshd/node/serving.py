@@ -1,8 +1,9 @@
 """From "no model yet" to layers that run: finds the model, starts its text side, and says which layers to hold.
 
 Owns which model this node serves (`served`), its tokenizer (`text`), its part in the election (`electing`) and why it serves
-nothing (`reason`). A node whose model is
-not here yet, or too large for a single layer, is a member and an entry all the same.
+nothing (`reason`). A node whose model is not here yet, or too large for a single layer, is a member and an entry all the same:
+of a model that is not in the store it takes the small files from the neighbours, and weights only for layers that it gets. A
+model that no neighbour has comes from its own source, whole.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from meshd.links.wire import Links
 from meshd.models.store import ModelStore
 from meshd.node import last_range, model
 from meshd.node.electing import Electing
+from meshd.node.fetcher import Fetcher
 from meshd.node.model import Served
 from meshd.node.stage_loader import election_settings
 from meshd.vocabulary import ModelSpec
 
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.25
+NEIGHBOURS_S: Final = 3.0  # a room is heard of within a second or two; only then a model's own source is asked
 RETRY_S: Final = 10.0
 
 
@@ -45,6 +48,7 @@ class Serving:
         *,
         keeper: StageKeeper,
         links: Links,
+        fetcher: Fetcher,
         directory: Callable[[], Directory],
         log: EventLog,
         on_change: Callable[[], None],
@@ -52,6 +56,7 @@ class Serving:
     ) -> None:
         self._config, self._identity, self._capacity_mb = config, identity, capacity_mb
         self._keeper, self._links, self._directory, self._log = keeper, links, directory, log
+        self._fetcher = fetcher
         self._on_change, self._worker_said = on_change, worker_said
         self._store = ModelStore.under(config.state)
         self.served: Served | None = None
@@ -86,16 +91,31 @@ class Serving:
             self._failed(error)
 
     async def _find(self) -> Served:
+        source_from = trio.current_time() + NEIGHBOURS_S
         while True:
-            served = model.named(self._config, self._store)
-            if served is None and self._config.model is not None and not self._config.offline:
-                served = await self._fetch(self._config.model)
-            if served is None and self._config.model is None:
-                served = model.by_digest(rooms_digest(self._directory()), self._store)
+            served = model.named(self._config, self._store) or await self._from_neighbours()
+            pulls = self._config.model is not None and not self._config.offline
+            if served is None and pulls and trio.current_time() >= source_from:
+                served = await self._fetch(str(self._config.model))
+                source_from = trio.current_time() + RETRY_S
             if served is not None:
                 self._trouble = ""
                 return served
-            await trio.sleep(LOOK_S if self._config.model is None else RETRY_S)
+            await trio.sleep(LOOK_S)
+
+    async def _from_neighbours(self) -> Served | None:
+        """The model that was named, or that the room serves, from whoever has it."""
+        digest = rooms_digest(self._directory(), self._config.model)
+        if not digest:
+            return None
+        held = model.by_digest(digest, self._store)
+        if held is None:
+            try:
+                held = await self._fetcher.meet(digest)
+            except MeshdError as error:
+                self._trouble = error.message
+                return None
+        return model.named(self._config, self._store) if self._config.model is not None else held
 
     async def _fetch(self, name: str) -> Served | None:
         self._trouble = f"fetching {name}"
@@ -131,7 +151,12 @@ class Serving:
         await self.electing.run()
 
 
-def rooms_digest(directory: Directory) -> str:
-    """The model that most peers serve, "" while none does."""
-    held = [member.advert.digest for member in directory.peers if member.advert.digest]
+def rooms_digest(directory: Directory, name: str | None = None) -> str:
+    """The model that most peers serve, of those called ``name`` if one is given; "" while none does."""
+    base = name.partition("@")[0] if name is not None else None
+    held = [
+        member.advert.digest
+        for member in directory.peers
+        if member.advert.digest and base in (None, member.advert.model.partition("@")[0])
+    ]
     return max(sorted(set(held)), key=held.count, default="")

@@ -20,6 +20,7 @@ from meshd.inference.engine import Engine
 from meshd.inference.hash_engine import HashEngine
 from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
 from meshd.node.model import Served
+from meshd.node.weights import Weights
 from meshd.vocabulary import MB, LayerRange
 
 
@@ -59,13 +60,16 @@ class StageLoader:
         served: Callable[[], Served | None],
         capacity: int,
         nursery: trio.Nursery,
+        *,
         log: Callable[[str], None],
+        weights: Weights,
     ) -> None:
         self._config = config
         self._served = served
         self._capacity_mb = capacity
         self._nursery = nursery
         self._log = log
+        self._weights = weights
 
     async def __call__(self, layers: LayerRange, generation: int, progress: Callable[[str, float], None]) -> Engine:
         served = self._served()
@@ -81,6 +85,7 @@ class StageLoader:
             )
         if served.folder is None:
             raise ModelRefused(f"{served.spec.name} has no folder in the store")
+        await self._weights.ensure(served, layers, lambda share: progress("fetching", share))
         return await WorkerEngine.spawn(
             self._nursery,
             served.folder,

@@ -13,6 +13,8 @@ def state_of(held: Held, *, draining: bool, named: bool, found: bool, pinned: bo
     """(state, reason). ``named``: a model was asked for; ``found``: it is here; ``pinned``: layers were asked for."""
     if draining:
         return "draining", "told to"
+    if held.loading is not None and held.loading.stage == "proving":
+        return "proving", held.reason
     if held.state != "observer":
         return held.state, held.reason
     if named and not found:
