@@ -19,11 +19,11 @@ import trio
 from meshd.errors import EngineFailed, MeshdError, RangeNotHeld
 from meshd.inference.engine import EngineHealth, EngineInfo, Ran, Run, Sampling
 from meshd.inference.hash_stage import ROW_BYTES, VOCABULARY, HashSessions, HashStage
+from meshd.inference.rate import Rate
 from meshd.vocabulary import LayerRange, ModelSpec, SessionId
 
 DEFAULT_KV_BYTES = 1 << 30
 MAX_BATCH = 32
-RATE_WINDOW_S = 5.0
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class HashEngine:
         self._closed = False
         self._forwards = 0
         self._forward_began: float | None = None
-        self._drawn: deque[tuple[float, int]] = deque()
+        self._rate = Rate()  # of rows behind prompts, as a worker tells it
 
     @property
     def info(self) -> EngineInfo:
@@ -86,7 +86,7 @@ class HashEngine:
             sessions=len(self._sessions),
             kv_used_bytes=self._sessions.kv_used_bytes,
             kv_total_bytes=self._sessions.kv_total_bytes,
-            tokens_per_s=self._tokens_per_s(),
+            tokens_per_s=self._rate.per_s(trio.current_time()),
             alive=not self._closed,
             reason="closed" if self._closed else "",
             counters={"forwards": self._forwards},
@@ -128,14 +128,7 @@ class HashEngine:
         for job in batch:
             job.result = self._run_one(job, began, now, len(batch))
         behind = sum(max(0, job.run.start + job.run.n - max(job.run.start, job.run.prompt_len)) for job in batch)
-        self._tokens_per_s()  # forgets what is old
-        self._drawn.append((now, behind))
-
-    def _tokens_per_s(self) -> float:
-        """Rows behind prompts, over the last seconds: what a worker tells too."""
-        while self._drawn and trio.current_time() > self._drawn[0][0] + RATE_WINDOW_S:
-            self._drawn.popleft()
-        return sum(count for _, count in self._drawn) / RATE_WINDOW_S
+        self._rate.add(behind, now)
 
     def _run_one(self, job: _Job, began: float, now: float, batch: int) -> Ran | MeshdError:
         try:

@@ -6,11 +6,10 @@ too): with ``busy_ms`` it tells a long computation from a stuck one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-_RATE_WINDOW_S = 5.0
+from meshd.inference.rate import Rate
 
 
 class Vitals:
@@ -19,7 +18,7 @@ class Vitals:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._busy_since: float | None = None
-        self._drawn: deque[tuple[float, int]] = deque()
+        self._rate = Rate()
         self.tick = 0
         self.queue = 0
         self.sessions = 0
@@ -44,11 +43,8 @@ class Vitals:
     def generated(self, tokens: int) -> None:
         """Rows behind the prompt were computed: tokens of answers, over the last seconds."""
         now = self._clock()
-        if tokens:
-            self._drawn.append((now, tokens))
-        while self._drawn and now > self._drawn[0][0] + _RATE_WINDOW_S:
-            self._drawn.popleft()
-        self.tokens_per_s = sum(count for _, count in self._drawn) / _RATE_WINDOW_S
+        self._rate.add(tokens, now)
+        self.tokens_per_s = self._rate.per_s(now)
 
     def snapshot(self) -> dict[str, Any]:
         """What a PONG carries."""
