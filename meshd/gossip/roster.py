@@ -110,12 +110,20 @@ class Roster:
     def heard_accusation(self, accusation: Accusation, now: float) -> None:
         """Somebody's suspicion or verdict of somebody else."""
         record = self._room.records.get(accusation.subject)
-        if record is None or self._room.settings.detector == "window":
+        if record is None or self._room.settings.detector == "window" or self._old_news(record, accusation):
             return
         was_suspect = record.belief.rank is not Rank.ALIVE
         self._merge_accusation(record, accusation, now)
         if record.belief.rank is Rank.SUSPECT and not was_suspect:
             self._accused(record)
+
+    def _old_news(self, record: Record, accusation: Accusation) -> bool:
+        """Most accusations are: believed already, or confirmed as often as counts."""
+        b = record.belief
+        standing = (accusation.epoch, accusation.incarnation, Rank.DEAD if accusation.dead else Rank.SUSPECT)
+        if b.standing != standing or accusation.dead:
+            return b.standing >= standing
+        return accusation.accuser in b.accusers or len(b.accusers) > self._room.settings.confirmations
 
     def judged(self, record: Record, rank: Rank, now: float) -> None:
         """The window detector's verdict: this node's own, told to nobody."""
