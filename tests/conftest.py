@@ -13,17 +13,30 @@ from tests import rooms
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The folder of SmolLM2-135M: MESHD_TEST_MODEL, else the store's; skips where it is in neither."""
+def smollm2_store() -> Path:
+    """The store that SmolLM2-135M is in; skips where it is in none."""
+    from meshd.config import default_state_dir
+    from meshd.models.builtin import NAME
+    from meshd.models.store import ModelStore
+
+    state = Path(os.environ.get("MESHD_STATE_DIR") or default_state_dir())
+    if ModelStore.under(state).find(NAME) is None:
+        pytest.skip(f"{NAME} is not in {state}: meshd pull {NAME}")
+    return state / "models"
+
+
+@pytest.fixture(scope="session")
+def smollm2(request: pytest.FixtureRequest) -> Path:
+    """The folder of SmolLM2-135M: MESHD_TEST_MODEL, else the store's."""
     given = os.environ.get("MESHD_TEST_MODEL")
     if given:
         return Path(given)
-    from meshd.config import default_state_dir
+    store: Path = request.getfixturevalue("smollm2_store")
+    from meshd.models.builtin import NAME
     from meshd.models.store import ModelStore
 
-    model = ModelStore.under(default_state_dir()).find("SmolLM2-135M")
-    if model is None:
-        pytest.skip(f"SmolLM2-135M is not in {default_state_dir()}: pull it, or set MESHD_TEST_MODEL to its folder")
+    model = ModelStore(store).find(NAME)
+    assert model is not None
     return model.path
 
 
@@ -39,3 +52,17 @@ def four_halves(_four_halves: LocalRoom) -> LocalRoom:
     """The shared room: n1, n3 hold 0..15, n2, n4 15..30, e0 none. All of them well, whatever a test did to them before."""
     rooms.whole(_four_halves, replicas=2)
     return _four_halves
+
+
+@pytest.fixture(scope="session")
+def _smollm2_room(smollm2_store: Path) -> Iterator[LocalRoom]:
+    with LocalRoom("smollm2-135m", store=smollm2_store, common=["--threads", "1"]) as room:
+        rooms.halves_and_whole(room)
+        yield room
+
+
+@pytest.fixture
+def smollm2_room(_smollm2_room: LocalRoom) -> LocalRoom:
+    """SmolLM2-135M: n1 holds 0..15, n2 15..30, n3 all of it. All of them well."""
+    rooms.whole(_smollm2_room, replicas=2)
+    return _smollm2_room

@@ -103,6 +103,13 @@ def four_halves(room: LocalRoom) -> None:
     room.wait(nodes=5, replicas=2, timeout_s=PATIENCE_S)
 
 
+def halves_and_whole(room: LocalRoom) -> None:
+    """A real model in two halves, and whole beside them: a replica of either and the reference for both."""
+    for name, layers in (("n1", "0..15"), ("n2", "15..30"), ("n3", "0..30")):
+        room.add(name, "--layers", layers, "--capacity-mb", "1500")
+    room.wait(nodes=3, replicas=2, timeout_s=3 * PATIENCE_S)
+
+
 def daemon(*flags: str, home: Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Start a daemon that is expected to end by itself."""
     return meshd("start", "--state-dir", str(home), "--no-mdns", *flags, timeout_s=timeout_s)

@@ -148,13 +148,28 @@ class HashEngine:
         """Forget one state, as memory pressure would (rehearsals and tests)."""
         self._sessions.evict(session, layers)
 
+    async def embed(self, rows: bytes, n: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        self._check_held(LayerRange(0, 1))
+        return b"".join(self._stage.rows_in(LayerRange(0, 1), rows, n))
+
     async def forward(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
+        self._check_held(layers)
+        return await self._forward_rows(layers, self._stage.rows_in(layers, rows, n))
+
+    async def forward_embedded(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
+        self._check_held(layers)
+        return await self._forward_rows(layers, self._stage.rows_in(LayerRange(1, 2), rows, n))  # residual, as within
+
+    def _check_held(self, layers: LayerRange) -> None:
         if not self._info.layers.covers(layers):
             raise RangeNotHeld(f"layers {layers} are not held here, {self._info.layers} are", held=self._info.layers)
+
+    async def _forward_rows(self, layers: LayerRange, rows: list[bytes]) -> bytes:
         share = len(layers) / self._stage.num_layers
         await trio.sleep(self.step_ms * share / 1000.0)
         state = self._stage.fresh(layers)
-        self._stage.extend(state, layers, self._stage.rows_in(layers, rows, n))
+        self._stage.extend(state, layers, rows)
         return b"".join(state.log)
 
     async def lm_head(self, rows: bytes, n: int) -> bytes:

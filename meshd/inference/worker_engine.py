@@ -200,6 +200,13 @@ class WorkerEngine:
     async def forward(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
         return (await self._call(Message(codec.FORWARD, {"layers": layers.json(), "n": n}, rows))).body
 
+    async def embed(self, rows: bytes, n: int) -> bytes:
+        return (await self._call(Message(codec.EMBED, {"n": n}, rows))).body
+
+    async def forward_embedded(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
+        head = {"layers": layers.json(), "n": n, "embedded": True}
+        return (await self._call(Message(codec.FORWARD, head, rows))).body
+
     async def lm_head(self, rows: bytes, n: int) -> bytes:
         return (await self._call(Message(codec.LM_HEAD, {"n": n}, rows))).body
 

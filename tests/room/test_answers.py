@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import httpx
+import numpy as np
 import openai
 import pytest
+from safetensors.numpy import load, save
 
 from meshd.cli.local_room import LocalRoom
 from meshd.client import RequestFailed
@@ -93,3 +95,23 @@ def test_a_client_that_leaves_ends_its_answer_everywhere(four_halves: LocalRoom)
                 pass
             pieces.close()  # type: ignore[attr-defined]  # a generator
         until(lambda: not list(idle(four_halves)), "nothing runs and nothing is remembered")
+
+
+def test_the_tensor_wire_enters_and_leaves_between_nodes(four_halves: LocalRoom) -> None:
+    def call(name: str, path: str, body: bytes, **headers: str) -> bytes:
+        url = four_halves.nodes[name].url + path
+        answer = httpx.post(url, content=body, headers=headers, timeout=60, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.content
+
+    ids = save({"tokens": np.array(list(PROMPT.encode()))})
+    embedded = call("n1", "/embed", ids)
+    half = call("n3", "/forward", embedded)
+    assert half == call("n1", "/forward", ids)
+    whole = call(
+        "n4", "/forward", call("n2", "/forward", half, **{"X-Layer-Range": "15-20"}), **{"X-Layer-Range": "20..30"}
+    )
+    logits = load(call("n2", "/lm-head", whole))["logits"]
+    assert int(logits[-1].argmax()) == expected(PROMPT, 1)[0]
+    refused = httpx.post(four_halves.nodes["n2"].url + "/embed", content=ids, trust_env=False)
+    assert (refused.status_code, refused.json()["error"]["layers"]) == (409, [15, 30])

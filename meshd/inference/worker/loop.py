@@ -147,7 +147,7 @@ class Loop:
                     self._drop(call)
                 case codec.BOUNDARY:
                     self._boundary(call)
-                case codec.FORWARD | codec.LM_HEAD:
+                case codec.EMBED | codec.FORWARD | codec.LM_HEAD:
                     if len(self._stateless) >= _MAX_STATELESS:
                         raise Busy(f"{_MAX_STATELESS} stateless calls wait already")
                     self._stateless.append(call)
@@ -298,15 +298,24 @@ class Loop:
 
     def _compute_stateless(self, call: Call) -> None:
         try:
-            rows = self._forward(call.message) if call.message.kind == codec.FORWARD else self._lm_head(call.message)
+            compute = {codec.EMBED: self._embed, codec.FORWARD: self._forward, codec.LM_HEAD: self._lm_head}
+            rows = compute[call.message.kind](call.message)
             self._answers.reply(call.stream, Message(codec.ROWS, body=tensor_bytes(rows)))
         except Exception as error:  # noqa: BLE001  # as in _accept
             self._fail(call.stream, error)
+
+    def _embed(self, message: Message) -> Any:
+        n = codec.integer_untrusted(message.head, "n", 1, self._context or _MAX_STATELESS_ROWS)
+        return self._stage.embed(ids_untrusted(message.body, n, self._stage.vocab_size))
 
     def _forward(self, message: Message) -> Any:
         layers = codec.layers_untrusted(message.head)
         n = codec.integer_untrusted(message.head, "n", 1, self._context or _MAX_STATELESS_ROWS)
         self._check_held(layers)
+        if message.head.get("embedded") is True:
+            return self._stage.forward(
+                layers, residual_untrusted(message.body, n, self._stage.hidden_size, self._dtype)
+            )
         return self._stage.forward(layers, self._rows(layers, message.body, n))
 
     def _lm_head(self, message: Message) -> Any:
