@@ -27,6 +27,7 @@ PURE = [
     *("meshd.routing." + m for m in ("candidates", "prior", "stats", "policy", "penalties", "bandit", "planner")),
     *("meshd.election." + m for m in ("capacity", "coverage", "elect", "claims", "holds", "rebalance", "plan")),
     *("meshd.admission." + m for m in ("book", "qspec")),
+    *("meshd.doctor." + m for m in ("finding", "layers", "nodes", "network", "diagnosis")),
     *("meshd.chain." + m for m in ("messages", "session", "hop", "recovery", "request")),
     *("meshd.inference." + m for m in ("batch", "engine", "text", "detokenize")),
 ]
@@ -57,7 +58,8 @@ ALLOWED = {
     "models": {"inference"},
     "inference": {"links", "models"},
     "chain": {"links", "inference", "routing"} | SEAMS,
-    "api": {"chain", "inference", "routing", "models", "eventlog"} | SEAMS,
+    "api": {"chain", "inference", "routing", "models", "eventlog", "doctor"} | SEAMS,
+    "doctor": set(),
 }
 
 

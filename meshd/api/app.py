@@ -10,21 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from email.utils import formatdate
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from meshd.api import chain_api, tensors, views
 from meshd.api.asking import Owner, not_ready, owner
+from meshd.api.assets import assets
 from meshd.api.connection import Plan
 from meshd.api.events import stream_events
 from meshd.api.fields import Fields, read_json
-from meshd.api.front_page import FRONT_PAGE, FRONT_PAGE_POLICY
 from meshd.api.guards import Guards, Right
 from meshd.api.limits import Budget, Limits
 from meshd.api.message import Headers, Request, Response, Writer, json_response
 from meshd.api.node import Node
 from meshd.api.openai import CHAT, COMPLETION, answer_openai, model_json, models_json
 from meshd.api.openai_read import read_chat, read_completion
+from meshd.api.room_view import RoomView, targets
 from meshd.errors import MethodNotAllowed, ModelNotFound, NotFound, NotReady, StageUnavailable
 from meshd.vocabulary import is_model_name
 
@@ -74,6 +76,8 @@ class App:
         self._body_bytes = (limits or Limits()).body_bytes
         self._owned = Budget(max_requests, "requests")
         self._streams = Budget(MAX_EVENT_STREAMS, "event streams")
+        self._room = RoomView(node, lambda: self.in_flight)
+        self._assets = assets()
         self._routes: dict[str, dict[str, Route]] = {}
         for route in self._table():
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -83,17 +87,24 @@ class App:
         """Requests that this node owns or passes on now."""
         return self._owned.used
 
+    @property
+    def routes(self) -> list[Route]:
+        """The route table."""
+        return [route for methods in self._routes.values() for route in methods.values()]
+
     def _table(self) -> list[Route]:
         read, infer, admin, none = Right.READ, Right.INFER, Right.ADMIN, Right.NONE
         wire = tensors.BODY_BYTES
         return [
-            Route("GET", "/", none, self._front),
+            *(Route("GET", path, none, self._asset) for path in self._assets),
             Route("GET", "/healthz", none, self._healthz, health=True),
             Route("GET", "/readyz", none, self._readyz, health=True),
             Route("GET", "/status", read, self._status, health=True),
             Route("GET", "/mesh/peers", read, self._peers),
             Route("GET", "/mesh/hive", read, self._hive),
             Route("GET", "/mesh/model", read, self._model),
+            Route("GET", "/mesh/room", read, self._whole_room),
+            Route("GET", "/mesh/targets", read, self._targets),
             Route("GET", "/metrics", read, self._metrics),
             Route("GET", "/events", read, self._events, live=True),
             Route("GET", "/v1/routing", read, self._routing),
@@ -192,12 +203,12 @@ class App:
 
     # --- the room -----------------------------------------------------------------------------------------------------
 
-    async def _front(self, _request: Request, _writer: Writer) -> Response:
-        headers = (("Content-Type", "text/html; charset=utf-8"), ("Content-Security-Policy", FRONT_PAGE_POLICY))
-        return Response(200, FRONT_PAGE, headers)
+    async def _asset(self, request: Request, _writer: Writer) -> Response:
+        return self._assets[request.path]
 
     async def _healthz(self, _request: Request, _writer: Writer) -> Response:
-        return json_response({"status": "ok"})
+        # The date lets `meshd doctor` find clocks that are wrong.
+        return json_response({"status": "ok"}, headers=(("Date", formatdate(usegmt=True)),))
 
     async def _readyz(self, _request: Request, _writer: Writer) -> Response:
         directory, facts, spec = self._view()
@@ -224,6 +235,15 @@ class App:
         if spec is None:
             raise NotReady("this node has no model yet")
         return json_response(spec.json())
+
+    async def _whole_room(self, request: Request, _writer: Writer) -> Response:
+        body = self._room.body(events=request.query.get("events") == "1")
+        return Response(200, body, (("Content-Type", "application/json"),))
+
+    async def _targets(self, _request: Request, _writer: Writer) -> Response:
+        directory = self._node.directory()
+        members = [member for _, member in sorted(directory.members.items())]
+        return json_response(targets(members, lambda member: directory.label(member.node_id)))
 
     async def _routing(self, request: Request, _writer: Writer) -> Response:
         return json_response(self._node.routing(request.query.get("model") or None))
