@@ -269,9 +269,7 @@ async def _last_words(child: Child) -> None:
 
 async def _ask(link: PeerLink, message: Message) -> Message | None:
     """One call: a stream with one message and at most one answer. Raises LinkLost or the worker's error."""
-    stream = await link.open(message)
-    with stream:
-        await stream.end()
+    with await link.open(message, last=True) as stream:
         return await stream.receive()
 
 
@@ -279,9 +277,7 @@ async def _load(
     child: Child, link: PeerLink, config: codec.WorkerConfig, progress: Callable[[float], None]
 ) -> codec.Loaded:
     try:
-        stream = await link.open(codec.load_message(config))
-        with stream:
-            await stream.end()
+        with await link.open(codec.load_message(config), last=True) as stream:
             return await _loaded(stream, progress)
     except trio.TooSlowError:
         raise EngineFailed(f"loading layers {config.layers} made no progress for {_STALLED_S:.0f} s") from None

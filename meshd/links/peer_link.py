@@ -138,14 +138,17 @@ class PeerLink:
         finally:
             self._watchers -= 1
 
-    async def open(self, first: Message, *, bulk: bool = False) -> PeerStream:
-        """Raises LinkLost, Busy (too many streams), ValueError (a message above a cap)."""
+    async def open(self, first: Message, *, bulk: bool = False, last: bool = False) -> PeerStream:
+        """``last``: nothing follows from this side, so that message and end travel together. Raises LinkLost, Busy (too many
+        streams), ValueError (a message above a cap)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if bulk and self.bulk_link is not None:
-            return await (await self.bulk_link()).open(first)
+            return await (await self.bulk_link()).open(first, last=last)
         self.check()
         stream = PeerStream(self, self.mux.open(first), None)
         self._streams[stream.id] = stream
+        if last:
+            stream.end_now()
         self.flush()
         return stream
 

@@ -129,10 +129,14 @@ class PeerStream:
 
     async def end(self) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
+        self.end_now()
+        self._link.flush()
+
+    def end_now(self) -> None:
+        """Queue the end; the link writes it with what is queued before it."""
         if self._error is None and not self._sent_end:
             self._sent_end = True
             self._link.mux.end(self.id)
-            self._link.flush()
 
     def cancel(self) -> None:
         self._link.mux.cancel(self.id)
