@@ -1,0 +1,91 @@
+"""The text of what starts meshd at boot: pure, so that it can be read in a test.
+
+With systemd a unit. Without it a script that restarts meshd when it dies (`run`), started by cron at boot or by Termux:Boot.
+Exit status 2 (wrong usage) is not retried: it would fail for ever.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+CRON_MARK = "# meshd"
+STOP_S = 45  # more than the daemon's own drain, less than a patient administrator
+
+
+def _unit_word(text: str) -> str:
+    """A word of ExecStart as systemd reads it: % is a specifier, $ a variable, quotes and backslashes are escapes."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def unit(meshd: Path, state: Path, *, user: str | None) -> str:
+    """The systemd unit. ``user``: who a system unit runs as; None makes it a unit of the user's own systemd."""
+    who = f"User={user}\n" if user else ""
+    return f"""\
+# Written by mass-equip; overwritten by its next run.
+[Unit]
+Description=meshd, a node of the room
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+{who}ExecStart={_unit_word(str(meshd))} start --state-dir {_unit_word(str(state))}
+Restart=always
+RestartSec=2
+RestartPreventExitStatus=2
+KillMode=mixed
+TimeoutStopSec={STOP_S}
+OOMPolicy=continue
+LimitNOFILE=65536
+NoNewPrivileges=yes
+
+[Install]
+WantedBy={"multi-user.target" if user else "default.target"}
+"""
+
+
+def run_script(home: Path, meshd: Path, state: Path) -> str:
+    """`run`: keeps meshd running until it is told to stop by SIGTERM; one of it at a time."""
+    return f"""\
+#!/bin/sh
+# Written by mass-equip; overwritten by its next run. Keeps meshd running where there is no systemd.
+home={shlex.quote(str(home))}
+before=$(cat "$home/run.pid" 2>/dev/null)
+if [ -n "$before" ] && [ "$before" != $$ ] && grep -q "$home/run" "/proc/$before/cmdline" 2>/dev/null; then exit 0; fi
+echo $$ > "$home/run.pid"
+child= stopping=
+trap 'stopping=1; [ -z "$child" ] || kill "$child" 2>/dev/null' TERM INT
+trap '' HUP
+command -v termux-wake-lock >/dev/null && termux-wake-lock
+while [ -z "$stopping" ]; do
+    if [ "$(wc -c < "$home/log" 2>/dev/null || echo 0)" -gt 10000000 ]; then mv "$home/log" "$home/log.1"; fi
+    {shlex.quote(str(meshd))} start --state-dir {shlex.quote(str(state))} >> "$home/log" 2>&1 < /dev/null &
+    child=$!
+    wait "$child"
+    status=$?
+    while kill -0 "$child" 2>/dev/null; do wait "$child"; status=$?; done  # a trapped signal ends a wait early
+    child=
+    [ "$status" -ne 2 ] || break
+    [ -n "$stopping" ] || sleep 2
+done
+rm -f "$home/run.pid"
+"""
+
+
+def cron_table(before: str, home: Path) -> str:
+    """The user's crontab with our line in it, once; every other line as it was."""
+    return without_cron_line(before) + f"@reboot setsid {shlex.quote(str(home / 'run'))} >/dev/null 2>&1 {CRON_MARK}\n"
+
+
+def without_cron_line(before: str) -> str:
+    """The user's crontab as it was before us."""
+    kept = [line for line in before.splitlines() if not line.endswith(CRON_MARK)]
+    return "".join(f"{line}\n" for line in kept)
+
+
+def termux_script(home: Path) -> str:
+    """What Termux:Boot runs once the phone is up."""
+    return f"#!/data/data/com.termux/files/usr/bin/sh\nsetsid {shlex.quote(str(home / 'run'))} >/dev/null 2>&1 &\n"

@@ -1,0 +1,109 @@
+"""meshd's own Python environment: built beside the one in use, then switched to by one rename.
+
+An environment is named by what is in it (its stamp), so the same wheel is never installed twice, and the one before stays for
+a way back. It is built in its final place, because scripts in it name that place; `complete` is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from meshd.fleet.device import places
+from meshd.fleet.device.shell import Trouble, must, run
+
+COMPLETE = "complete.json"
+TORCH_CPU = "https://download.pytorch.org/whl/cpu"  # PyPI's torch for Linux brings 2 GB of CUDA
+INSTALL_S = 3600.0  # torch over a slow line, onto an SD card
+
+
+def current() -> str:
+    """The stamp in use, "" for none."""
+    link = places.environment()
+    return link.readlink().name if link.is_symlink() and described(link.readlink().name) is not None else ""
+
+
+def described(stamp: str) -> dict[str, Any] | None:
+    """What a complete environment says of itself: version, engine, warning."""
+    text = places.read(places.environments() / stamp / COMPLETE)
+    return dict(json.loads(text)) if stamp and text else None
+
+
+def build(request: dict[str, Any], wheels: BinaryIO) -> dict[str, Any]:
+    """Install what ``wheels`` (a tar) and the network hold. Without torch it is an entry, and the answer says why."""
+    place = places.environments() / request["stamp"]
+    if (found := described(request["stamp"])) is not None:
+        return found
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    carried = place / "wheels"
+    with tarfile.open(fileobj=wheels, mode="r|") as tar:
+        tar.extractall(carried, filter="data")
+    venv = [sys.executable, "-m", "venv"]
+    if request["system_site_packages"]:
+        venv.append("--system-site-packages")
+        if run([sys.executable, "-c", "import pip"]).code == 0:
+            venv.append("--without-pip")  # the system's is seen from inside, and this saves a minute on a Pi
+    must([*venv, place], "no Python environment can be made", timeout_s=600)
+    warning = ""
+    if request["engine"]:
+        warning = _with_engine(place, carried, request)
+    if not request["engine"] or warning:
+        _pip(place, carried, request, [request["wheel"]])
+    version = must([place / "bin/meshd", "--version"], "the installed meshd does not run").split()[-1]
+    shutil.rmtree(carried)
+    about = {"version": version, "engine": bool(request["engine"] and not warning), "warning": warning}
+    places.write_whole(place / COMPLETE, json.dumps(about))
+    return about
+
+
+def _with_engine(place: Path, carried: Path, request: dict[str, Any]) -> str:
+    """Install torch too; why not, if it cannot be."""
+    try:
+        _pip(place, carried, request, [f"{request['wheel']}[engine]"])
+        must([place / "bin/python", "-c", "import torch, transformers"], "torch does not run here", timeout_s=300)
+    except Trouble as trouble:
+        return f"without torch, so an entry without layers: {trouble}"
+    return ""
+
+
+def _pip(place: Path, carried: Path, request: dict[str, Any], what: list[str]) -> None:
+    """``what`` names files of the carried wheels."""
+    sources = ["--find-links", str(carried)]
+    if request["offline"]:
+        sources.append("--no-index")
+    elif sys.platform == "linux" and not shutil.which("nvidia-smi"):
+        sources += ["--extra-index-url", TORCH_CPU]
+    pip: list[str | Path] = [
+        place / "bin/python",
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--quiet",
+    ]
+    # --ignore-installed: a meshd of the system's site-packages, seen from here, is not ours.
+    only_ours = ["--ignore-installed", "--no-deps"]
+    names = [str(carried / name) for name in what]
+    must([*pip, *sources, *names], f"pip install {what[0]}", timeout_s=INSTALL_S)
+    if request["system_site_packages"]:
+        must([*pip, *sources, *only_ours, str(carried / request["wheel"])], f"pip install {what[0]}", timeout_s=600)
+
+
+def switch(stamp: str) -> str:
+    """Use this environment from the next start on; the stamp of the one before. Older ones go."""
+    before = current()
+    link = places.environment()
+    fresh = link.with_name(".env.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(places.environments() / stamp)
+    fresh.replace(link)
+    for other in places.environments().iterdir():
+        if other.name not in (stamp, before):
+            shutil.rmtree(other, ignore_errors=True)
+    return before
