@@ -473,6 +473,8 @@ class Daemon:
 
     def _on_chain_notice(self, kind: str, fields: dict[str, Any]) -> None:
         self.log.emit(kind, **fields)
+        if kind == "bad_rows":
+            self.admitting.quarantine(fields["peer"], fields["reason"])
 
     def _on_answer(self, started: Started, finished: Finished, tokens: int) -> None:
         self.log.emit("answer", **answer_fields(started, finished, tokens, self.directory()))

@@ -23,7 +23,7 @@ import trio
 
 from meshd.chain.courier import Courier
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, SessionEffect, Watch
-from meshd.chain.messages import ChainMessage, Why
+from meshd.chain.messages import ChainMessage, Lost, Why
 from meshd.chain.replicas import DirectoryReplicas
 from meshd.chain.request import Event, Finished, GenerationRequest, Recovery, RouteUse, Started, Timings, Tokens
 from meshd.chain.session import PENDING_S, RETRY_S, Session
@@ -176,6 +176,8 @@ class Entry:
         driven = self._driven.get(message.session)
         if driven is None:
             return False
+        if isinstance(message, Lost) and message.why is Why.ROWS and message.node in driven.core.nodes:
+            self._parts.notice("bad_rows", {"peer": message.node, "by": source, "reason": message.detail})
         self._carry(driven, driven.core.receive(message, source, trio.current_time()))
         return True
 

@@ -166,10 +166,14 @@ class HopSession:
         return [*self._settle_owed(now), *self._go(now)]
 
     def failed(self, ticket: int, why: Why, detail: str, now: float) -> list[Effect]:
-        """The engine refused or died: this hop is lost to the session's current attempt."""
+        """The engine refused or died: this hop is lost to the session's current attempt. ``ROWS``: the hop before it is, which
+        sent what no engine takes; what the entry itself sent is its own affair."""
         item = self._finished(ticket)
         if item is None:
             return []
+        sender = self._sender(item)
+        if why is Why.ROWS and sender is None:
+            why = Why.ENGINE
         if why is Why.ENGINE:
             self.have = 0
         attempt = item.attempt if isinstance(item, Fill) else item.step.attempt
@@ -179,6 +183,8 @@ class HopSession:
         self._fills.clear()
         self._owed.clear()
         self._want = None
+        if why is Why.ROWS and sender is not None:
+            return [Send(self.entry, Lost(self.session, attempt, *sender, why, detail), self.upstream)]
         return [self._lost(attempt, why, detail)]
 
     def log_read(self, ticket: int, rows: bytes) -> list[Effect]:
@@ -333,6 +339,14 @@ class HopSession:
             rows=ran.rows,
         )
         return [Send(step.route[1].node_id, onward)]
+
+    def _sender(self, item: _Queued | Fill) -> tuple[NodeId, LayerRange] | None:
+        """The hop whose rows ``item`` holds; None where they are the entry's."""
+        if isinstance(item, Fill):
+            source, origin = (self._want.source, self._want.origin) if self._want else (self.upstream, self._origin)
+        else:
+            source, origin = item.source, item.step.origin
+        return None if origin is None else (source, origin)
 
     def _lost(self, attempt: int, why: Why, detail: str) -> Send:
         return Send(self.entry, Lost(self.session, attempt, self._self, self.layers, why, detail), self.upstream)

@@ -122,7 +122,7 @@ class Reply:
 
 
 class Why(StrEnum):
-    """What happened to a hop. RESET, REFUSED and SILENT speak of another node, the rest of the sender itself."""
+    """What happened to a hop. RESET, REFUSED, SILENT and ROWS speak of another node, the rest of the sender itself."""
 
     RESET = "reset"
     REFUSED = "refused"
@@ -130,6 +130,7 @@ class Why(StrEnum):
     FULL = "full"
     STALE = "stale"  # another range, model or engine generation than the step names
     ENGINE = "engine"
+    ROWS = "rows"  # it sent rows that no honest stage makes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from meshd.chain.courier import Courier
 from meshd.chain.effects import Compute, Forget, HopEffect, ReadLog, Send
 from meshd.chain.hops import Failed, Held, Hops, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Progress, Reply, Why
-from meshd.errors import Busy, MeshdError, NeedRows, RangeNotHeld
+from meshd.errors import BadTensor, Busy, MeshdError, NeedRows, RangeNotHeld
 from meshd.inference.engine import Engine
 from meshd.vocabulary import NodeId, SessionId
 
@@ -134,6 +134,8 @@ class Relay:
             outcome = Failed(Why.FULL, error.message)
         except RangeNotHeld as error:
             outcome = Failed(Why.STALE, error.message)
+        except BadTensor as error:
+            outcome = Failed(Why.ROWS, error.message)
         except MeshdError as error:
             outcome = Failed(Why.ENGINE, error.message)
         return outcome

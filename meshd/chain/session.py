@@ -119,6 +119,11 @@ class Session:
         return self._current.route
 
     @property
+    def nodes(self) -> frozenset[NodeId]:
+        """Whoever any attempt that was not given up goes through."""
+        return frozenset(node for attempt in self._attempts.values() if not attempt.dead for node in attempt.nodes)
+
+    @property
     def ids(self) -> list[int]:
         """Prompt and answer so far."""
         return self._stepper.ids
@@ -591,6 +596,7 @@ _REASONS: Final = {
     Why.REFUSED: "reset",
     Why.STALE: "reset",
     Why.ENGINE: "reset",
+    Why.ROWS: "reset",
     Why.SILENT: "silent",
     Why.FULL: "full",
 }

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Final
 
 import torch
 
 from meshd.errors import BadTensor
+
+LARGEST: Final = 1e8
+"""No residual is larger. The largest activations of published models are some 1e5; what is beyond this is on its way to
+infinity, or bytes of something else."""
 
 
 def tensor_bytes(rows: torch.Tensor) -> bytes:
@@ -28,13 +33,13 @@ def ids_untrusted(body: bytes, n: int, vocab_size: int) -> torch.Tensor:
 
 
 def residual_untrusted(body: bytes, n: int, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """``[n, hidden_size]`` finite rows."""
+    """``[n, hidden_size]`` rows, finite and of a sane size."""
     wanted = n * hidden_size * dtype.itemsize
     if len(body) != wanted:
         raise BadTensor(f"{n} rows of {hidden_size} {dtype} take {wanted} bytes, not {len(body)}")
     if n == 0:
         return torch.empty(0, hidden_size, dtype=dtype)
     rows = torch.frombuffer(bytearray(body), dtype=dtype).view(n, hidden_size)
-    if not bool(torch.isfinite(rows).all()):
-        raise BadTensor("rows that are not finite")
+    if not float(rows.abs().amax()) <= LARGEST:  # not for NaN either
+        raise BadTensor("rows that are not finite, or far too large")
     return rows
