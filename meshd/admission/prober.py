@@ -7,6 +7,7 @@ something to compare with nobody is judged: peers stay "not yet probed" with the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any, Final
@@ -21,6 +22,8 @@ from meshd.directory import Directory, Member
 from meshd.errors import BadFrame, BadTensor, MeshdError
 from meshd.links.wire import Links, Message
 from meshd.vocabulary import NodeId, NodeStatus
+
+_log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 4.0
 """A probe is a few small forwards; a device that takes longer says so in its advert's layer_ms."""
@@ -122,6 +125,10 @@ class Prober:
             verdict = Judgement(False, error.message)
         except MeshdError as error:
             self._missed(subject, error.message)
+            return
+        except Exception:  # noqa: BLE001  # one peer's probe must not end the node; it is logged whole
+            _log.exception("a probe of %s failed", subject.node_id)
+            self._missed(subject, "the probe could not be made")
             return
         if verdict.passed:
             if self._book.passed(subject):

@@ -10,6 +10,7 @@ This finds devices that break while they serve. A node with the mesh key that wa
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
@@ -25,6 +26,8 @@ from meshd.errors import BadFrame, MeshdError
 from meshd.inference.engine import Engine
 from meshd.links.wire import Links
 from meshd.vocabulary import Hop, NodeId, Route
+
+_log = logging.getLogger(__name__)
 
 SHARE: Final = 0.01
 ANSWER_S: Final = 10.0
@@ -72,6 +75,8 @@ class SpotChecker:
                 await self._check(ids, route)
             except MeshdError:
                 continue  # a node that cannot be asked now is the business of gossip and routing
+            except Exception:  # noqa: BLE001  # a check must not end the node; it is logged whole
+                _log.exception("a spot check failed")
 
     async def _check(self, ids: Sequence[int], route: Route) -> None:
         chosen = [(place, others) for place, hop in enumerate(route) if (others := self._others(hop))]
