@@ -50,7 +50,9 @@ class Admitting:
     ) -> None:
         self._node_id, self._enabled, self._log = node_id, enabled, log
         self._rng = random.SystemRandom()  # which prompts: nobody should know beforehand
-        self._expectations = Expectations(store, served, fetcher.qspec)
+        self._expectations = Expectations(
+            store, served, fetcher.qspec, lambda text: log.emit("qspec", level="warning", text=text)
+        )
         self._book = VerdictBook(node_id, enabled=enabled)
         self._server = ProbeServer(engine)
         self._prober = Prober(
@@ -77,6 +79,7 @@ class Admitting:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._prober.run)
+            nursery.start_soon(self._expectations.run)
             nursery.start_soon(self._spots.run)
 
     def verdict(self, advert: Advert) -> tuple[bool | None, str]:

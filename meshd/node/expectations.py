@@ -1,15 +1,20 @@
 """What this node compares stages with: computed for the rehearsal model, else read from a qspec, its own or a neighbour's.
 
 Owns where the qspec comes from. A node that has the model has the qspec beside it, since `meshd pull` records it and a fetch from
-neighbours brings it along. One whose copy has none (it was pulled where there is no torch) asks its neighbours; until one answers
-nobody is judged. A neighbour's qspec is taken at its word, as its owner has the mesh key; it is checked for shape and model only.
+neighbours brings it along. One whose copy has none (it was pulled where there is no torch) asks its neighbours, and where none
+has one either, and torch and the whole model are here, records it in a child process; until then nobody is judged. A neighbour's
+qspec is taken at its word, as its owner has the mesh key; it is checked for shape and model only.
 
 Errors: ModelNotFound, ModelRefused, saying what is missing and where it would come from.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -28,12 +33,19 @@ class Expectations:
     """Implements `admission.prober.Expectations`. ``bring_qspec`` puts a neighbour's qspec beside the stored model."""
 
     def __init__(
-        self, store: ModelStore, served: Callable[[], Served | None], bring_qspec: Callable[[str], Awaitable[None]]
+        self,
+        store: ModelStore,
+        served: Callable[[], Served | None],
+        bring_qspec: Callable[[str], Awaitable[None]],
+        log: Callable[[str], None],
     ) -> None:
         self._store = store
         self._served = served
         self._bring_qspec = bring_qspec
+        self._log = log
         self._known: dict[str, Expected] = {}
+        self._record, self._to_record = trio.open_memory_channel[Path](1)
+        self._recorded: set[Path] = set()
         self._ask_from: dict[str, float] = {}
 
     async def __call__(self, digest: str) -> Expected:
@@ -58,8 +70,35 @@ class Expectations:
         try:
             await self._bring_qspec(digest)
         except MeshdError as error:
+            await self._have_recorded(digest)
             raise ModelNotFound(f"{missing.message}; {error.message}") from error
         return await trio.to_thread.run_sync(self._read, digest)
+
+    async def run(self) -> None:
+        """Record what is to be recorded, until cancelled."""
+        async for folder in self._to_record:
+            self._log(f"nobody has a qspec of {folder.name}: recording it")
+            command = [sys.executable, "-m", "meshd.inference.worker.record_qspec", str(folder)]
+            done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            self._log(
+                "the qspec is recorded" if done.returncode == 0 else f"no qspec: {said[-1] if said else 'it died'}"
+            )
+
+    async def _have_recorded(self, digest: str) -> None:
+        """Ask for a recording, once, where one can be made."""
+        folder = await trio.to_thread.run_sync(self._whole, digest)
+        if folder is not None and folder not in self._recorded:
+            with contextlib.suppress(trio.WouldBlock):
+                self._record.send_nowait(folder)
+                self._recorded.add(folder)
+
+    def _whole(self, digest: str) -> Path | None:
+        """The model's folder, if all of it is here and there is an engine to run it."""
+        stored = self._store.by_digest(digest)
+        if stored is None or importlib.util.find_spec("torch") is None:
+            return None
+        return stored.path if stored.open().held() == (stored.spec.whole,) else None
 
     def _read(self, digest: str) -> Expected:
         stored = self._store.by_digest(digest)

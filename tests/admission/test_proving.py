@@ -35,7 +35,7 @@ class Node:
         self.engines: list[HashEngine] = []
         self._stage = stage
         model = Served(SPEC, rehearsal=MODEL) if served else None
-        expectations = Expectations(ModelStore.under(state), lambda: model, self.bring)
+        expectations = Expectations(ModelStore.under(state), lambda: model, self.bring, self.log.append)
         self._load = ProvingLoader(self.make, ME, expectations, enabled=enabled, rng=Random(1), log=self.log.append)
 
     async def bring(self, digest: str) -> None:

@@ -32,6 +32,7 @@ from meshd.models.store import QSPEC_FILE, disk_errors
 from meshd.vocabulary import MB, LayerRange, ModelSpec
 
 _AT_ONCE_BYTES: Final = 256 * MB
+_NICE: Final = 5  # whatever this device serves meanwhile goes first
 
 
 def record(folder: Path, out: Path | None = None, progress: Callable[[int, int], None] = lambda *_: None) -> Path:
@@ -118,6 +119,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICE)
     try:
         record(given.folder, given.out, _tell)
     except MeshdError as error:
