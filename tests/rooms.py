@@ -21,6 +21,7 @@ from meshd.errors import MeshdError
 from meshd.inference.hash_stage import reference
 
 LAYERS = 30
+MB = 1 << 20
 MODEL = "hash:30,step_ms=10,layer_mb=1"
 FLAGS = ("--capacity-mb", "200")
 PROMPT = "Tell me a story about a lighthouse. " * 4
@@ -164,3 +165,11 @@ def noise(room: LocalRoom, name: str) -> str:
     """What a daemon wrote besides its event log: warnings, tracebacks."""
     lines = room.nodes[name].log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(line for line in lines if not line.startswith("{"))
+
+
+def mapped_bytes(pid: int, key: str) -> int:
+    """A size of a process, out of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {key}")

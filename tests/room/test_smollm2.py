@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from meshd.cli.local_room import LocalRoom
-from tests.rooms import noise, streamed, until
+from tests.rooms import MB, mapped_bytes, noise, streamed, until
 
 pytestmark = [pytest.mark.daemon, pytest.mark.model]
 PROMPT = "Once upon a time, in a lighthouse by the sea, there lived"
 TOKENS = 40
-MB = 1 << 20
 
 
 @pytest.mark.parametrize("kind", ["kill", "freeze"])
@@ -56,12 +55,12 @@ def test_what_the_processes_take(smollm2_room: LocalRoom) -> None:
         mapped = Path(f"/proc/{process.pid}/maps").read_text()
         for library in ("torch", "numpy", "tokenizers", "safetensors"):
             assert f"/{library}/" not in mapped
-        assert status_bytes(process.pid, "VmRSS") <= 64 * MB
+        assert mapped_bytes(process.pid, "VmRSS") <= 64 * MB
     process = smollm2_room.nodes["n2"].process
     assert process is not None
     (worker,) = engine_workers(process.pid)
     # Weights are pages of the file; what is the worker's own is its runtime, its KV and copies of a half's linears.
-    assert status_bytes(worker, "RssAnon") <= 400 * MB + 110 * MB
+    assert mapped_bytes(worker, "RssAnon") <= 400 * MB + 110 * MB
 
 
 def engine_workers(pid: int) -> list[int]:
@@ -72,11 +71,3 @@ def engine_workers(pid: int) -> list[int]:
         if b"meshd.inference.worker" in command:
             found.append(int(child))
     return found
-
-
-def status_bytes(pid: int, key: str) -> int:
-    """A size out of /proc/PID/status."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"no {key}")
