@@ -10,9 +10,11 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from meshd.chain.messages import Phase, Step
+from meshd.chain.drafts import MAX_DRAFTS
+from meshd.chain.messages import Phase, Reply, Step
 from meshd.chain.recovery import Swap
 from meshd.chain.request import GenerationRequest
+from meshd.inference.engine import Choice
 from meshd.vocabulary import LayerRange, NodeId, Route, SessionId
 
 CHUNK_ROWS: Final = (
@@ -24,7 +26,10 @@ RESERVE_TOKENS: Final = 256  # a session's room grows by this much
 
 @dataclass(slots=True)
 class Attempt:
-    """One route. ``unacked`` are the steps under way as (seq, end); ``swaps`` are what it replaced since the last token."""
+    """One route. ``unacked`` are the steps under way as (seq, end); ``swaps`` are what it replaced since the last token.
+
+    ``sent`` and ends do not count drafts. ``windows``: every hop of it has said that drafts change nothing there.
+    """
 
     number: int
     route: Route
@@ -33,6 +38,7 @@ class Attempt:
     swaps: tuple[Swap, ...] = ()
     replayed: int = 0  # rows that a newcomer has to compute first
     dead: bool = False
+    windows: bool = False
     unacked: list[tuple[int, int]] = field(default_factory=list)
     reports: dict[tuple[NodeId, LayerRange], tuple[Phase, int]] = field(default_factory=dict)
 
@@ -64,21 +70,63 @@ class Stepper:
         self.ids = [*request.prompt, *request.forced]
         self.prompt_len = len(request.prompt)
         self._max_tokens = request.max_tokens
+        self._eos_ids = request.eos_ids
         self._sampling = request.sampling
         self._seq = 0
+        self._guessed_from: int | None = None  # the first position that was ever sent as a guess
 
-    def step(self, attempt: int, route: Route, start: int, n: int, remaining_s: float) -> Step:
-        """The next step: ids ``[start, start + n)`` over ``route``; the last known id draws a token."""
+    @property
+    def left(self) -> int:
+        """Tokens the answer may still have."""
+        return self.prompt_len + self._max_tokens - len(self.ids)
+
+    @property
+    def finished(self) -> str:
+        """Why the answer is complete: stop or length; empty while it is not."""
+        if len(self.ids) > self.prompt_len and self.ids[-1] in self._eos_ids:
+            return "stop"
+        return "" if self.left > 0 else "length"
+
+    def take(self, reply: Reply) -> list[Choice]:
+        """The reply's tokens that continue the answer are taken into the ids. A token counts if every guess before it came
+        true, whatever else has been taken since."""
+        drawn = {choice.position: choice for choice in reply.choices}
+        taken = []
+        while not self.finished and self.confirmed(reply) >= min(len(self.ids), reply.end):
+            choice = drawn.get(len(self.ids))
+            if choice is None:
+                break
+            self.ids.append(choice.token)
+            taken.append(choice)
+        return taken
+
+    def confirmed(self, reply: Reply) -> int:
+        """How many of the positions that the exit computed hold final ids."""
+        first = reply.end - len(reply.guess)
+        for guess, token in zip(reply.guess, self.ids[first:], strict=False):
+            if guess != token:
+                break
+            first += 1
+        return first
+
+    def step(
+        self, attempt: int, route: Route, start: int, n: int, remaining_s: float, *, guess: tuple[int, ...] = ()
+    ) -> Step:
+        """The next step: ids ``[start, start + n)`` over ``route`` and, behind the last known one, guesses. From the last known
+        id on, each row draws a token."""
         self._seq += 1
-        ids = self.ids[start : start + n]
-        emit = 1 if n and start + n == len(self.ids) else 0
+        ids = [*self.ids[start : start + n], *guess]
+        emit = 1 + len(guess) if n and start + n == len(self.ids) else 0
+        if guess and self._guessed_from is None:
+            self._guessed_from = len(self.ids)
+        doubted = start if self._guessed_from is None else max(self._guessed_from, start - MAX_DRAFTS)
         history = self.ids[self.prompt_len :] if emit and self._sampling.needs_history else []
         return Step(
             session=self.session,
             attempt=attempt,
             seq=self._seq,
             start=start,
-            n=n,
+            n=len(ids),
             emit=emit,
             prompt_len=self.prompt_len,
             digest=self.digest,
@@ -87,10 +135,12 @@ class Stepper:
             origin=None,
             entry=self.entry,
             remaining_ms=max(1, int(remaining_s * 1000.0)),
-            reserve_tokens=self._reserve(start + n),
+            reserve_tokens=self._reserve(start + len(ids)),
             sampling=self._sampling,
             history=tuple(history),
             rows=pack_ids(ids),
+            guess=guess,
+            recent=tuple(self.ids[doubted:start]),
         )
 
     def _reserve(self, end: int) -> int:

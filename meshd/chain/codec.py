@@ -46,6 +46,7 @@ MAX_POSITION: Final = 1 << 24
 MAX_ROWS: Final = 4096  # in one message
 MAX_CHOICES: Final = 64
 MAX_TOP: Final = 20
+MAX_GUESS: Final = 32  # more than anybody sends
 MAX_DETAIL: Final = 200
 MAX_PLAN_BYTES: Final = 8 << 10
 PLANS_KEPT: Final = 512
@@ -73,6 +74,7 @@ def to_wire(message: ChainMessage) -> Message:
         case Reply():
             kind, head = "reply", {**_key(message), "end": message.end, "prepared": message.prepared}
             head |= {"choices": [_choice_out(choice) for choice in message.choices], "trail": _trail_out(message.trail)}
+            head |= _ids_out("guess", message.guess)
         case Lost():
             kind, head = "lost", {"session": message.session, "attempt": message.attempt, "node": message.node}
             head |= {"layers": message.layers.json(), "why": str(message.why), "detail": message.detail[:MAX_DETAIL]}
@@ -112,6 +114,8 @@ def _step_head(step: Step) -> dict[str, Any]:
         "reserve": step.reserve_tokens,
         "history": len(step.history),
         "trail": _trail_out(step.trail),
+        **_ids_out("guess", step.guess),
+        **_ids_out("recent", step.recent),
     }
 
 
@@ -153,7 +157,12 @@ def _sampling_out(s: Sampling) -> list[Any]:
 
 
 def _trail_out(trail: tuple[Trace, ...]) -> list[list[float]]:
-    return [[round(t.compute_ms, 3), round(t.hold_ms, 3), t.filled] for t in trail]
+    return [[round(t.compute_ms, 3), round(t.hold_ms, 3), t.filled, t.windows] for t in trail]
+
+
+def _ids_out(name: str, ids: tuple[int, ...]) -> dict[str, list[int]]:
+    """Nothing for none: most steps have none."""
+    return {name: list(ids)} if ids else {}
 
 
 def _choice_out(c: Choice) -> list[Any]:
@@ -200,6 +209,8 @@ def _step(head: Mapping[str, Any], body: bytes) -> Step:
         history=struct.unpack(f"<{history}i", body[split:]),
         trail=_trail(head),
         rows=body[:split],
+        guess=_ids(head, "guess", min(n, MAX_GUESS)),
+        recent=_ids(head, "recent", min(start, MAX_GUESS)),
     )
 
 
@@ -263,6 +274,7 @@ def _reply(head: Mapping[str, Any], _body: bytes) -> Reply:
         choices=tuple(_choice(item) for item in _list(head, "choices", MAX_CHOICES)),
         trail=_trail(head),
         prepared=head.get("prepared") is True,
+        guess=_ids(head, "guess", MAX_GUESS),
     )
 
 
@@ -409,11 +421,18 @@ def _sampling(head: Mapping[str, Any]) -> Sampling:
 def _trail(head: Mapping[str, Any]) -> tuple[Trace, ...]:
     trail = []
     for item in _list(head, "trail", MAX_HOPS):
-        if not isinstance(item, list | tuple) or len(item) != 3:
+        if not isinstance(item, list | tuple) or len(item) < 3:
             raise BadFrame("trail: not traces")
         filled = _checked_int(item[2], "trail", 0, MAX_POSITION)
-        trail.append(Trace(_float(item[0], "trail"), _float(item[1], "trail"), filled))
+        windows = len(item) > 3 and item[3] is True
+        trail.append(Trace(_float(item[0], "trail"), _float(item[1], "trail"), filled, windows))
     return tuple(trail)
+
+
+def _ids(head: Mapping[str, Any], name: str, longest: int) -> tuple[int, ...]:
+    if name not in head:
+        return ()
+    return tuple(_checked_int(item, name, 0, 1 << 31) for item in _list(head, name, longest))
 
 
 def _choice(item: object) -> Choice:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import trio
 
 from meshd.chain.courier import Courier
+from meshd.chain.drafts import NgramDrafts
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, SessionEffect, Watch
 from meshd.chain.messages import ChainMessage, Lost, Why
 from meshd.chain.replicas import DirectoryReplicas
@@ -51,6 +52,7 @@ class EntryParts:
     notice: Notice
     rng: random.Random
     max_sessions: int
+    drafts: bool = True
 
 
 class _Answer:
@@ -280,6 +282,7 @@ class Entry:
             route=planned.hops,
             replicas=DirectoryReplicas(parts.planner, parts.directory, spec.digest, planned.hops),
             now=began,
+            drafts=NgramDrafts() if parts.drafts else None,
         )
         parts.planner.begin(planned, began)
         parts.notice("route", {"session": session, "mode": planned.mode, "signature": planned.signature})
@@ -347,7 +350,7 @@ class Entry:
             route=core.report(),
             routing=RouteUse(planned.mode, planned.signature),
             recoveries=tuple(answer.recoveries),
-            timings=answer.timings(),
+            timings=replace(answer.timings(), drafted_tokens=core.drafted, accepted_tokens=core.accepted),
         )
 
     # --- effects ------------------------------------------------------------------------------------------------------

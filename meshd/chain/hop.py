@@ -13,7 +13,8 @@ Invariants:
 * a `Need` from downstream is answered from the boundary log and needs no memory of what was sent: it may speak of any attempt,
   which is what lets a newcomer be filled while the old route runs. A log that is too short is filled the same way from
   upstream, and so on up to the entry's ids;
-* ``have`` never promises more than one eviction less than the truth: the engine's NeedRows corrects it.
+* ``have`` never promises more than one eviction less than the truth: the engine's NeedRows corrects it. Rows of drafts that a
+  step does not confirm are not counted on (`holding`).
 
 Times are monotonic seconds.
 """
@@ -27,6 +28,7 @@ from typing import Final
 
 from meshd.chain.effects import Compute, ReadLog, Send
 from meshd.chain.effects import HopEffect as Effect
+from meshd.chain.holding import Holding
 from meshd.chain.messages import Fill, Lost, Need, Phase, Progress, Reply, Step, Trace, Why
 from meshd.inference.engine import Ran, Run
 from meshd.vocabulary import LayerRange, NodeId
@@ -67,8 +69,9 @@ class HopSession:
         self.entry = step.entry
         self.upstream = source  # who a reply goes back through
         self.attempt = -1
-        self.have = 0
+        self.windows = False  # what to tell the entry of this node's arithmetic
         self._self = self_id
+        self._holding = Holding()
         self._origin = step.origin
         self._next: NodeId | None = None
         self._last = (-1, -1)
@@ -83,6 +86,11 @@ class HopSession:
         self._filled = 0
         self._told: tuple[int, NodeId] | None = None
 
+    @property
+    def have(self) -> int:
+        """How many positions this hop's engine holds, guesses included."""
+        return self._holding.have
+
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step, source: NodeId, now: float) -> list[Effect]:
@@ -91,7 +99,7 @@ class HopSession:
             return []
         item = _Queued(step, source, now, now + step.remaining_ms / 1000.0)
         if step.n == 0:
-            if self.have >= step.start:
+            if self._holding.reaches(step):
                 return self._pass_on(item, Ran(), now)
         else:
             if step.attempt > self.attempt:
@@ -140,12 +148,12 @@ class HopSession:
         if item is None:
             return []
         if isinstance(item, Fill):
-            self.have = item.end
+            self._holding.filled(item.end)
             self._filled += item.n
             if self._want and self.have >= self._want.upto:
                 self._want = None
             return [*self._settle_owed(now), *self._go(now)]
-        self.have = item.step.end
+        self._holding.ran(item.step)
         effects: list[Effect] = []
         if self._queue and self._queue[0] is item:  # else: superseded while it ran
             self._queue.popleft()
@@ -157,7 +165,7 @@ class HopSession:
         item = self._finished(ticket)
         if item is None:
             return []
-        self.have = have
+        self._holding.lost(have)
         if isinstance(item, Fill):
             self._fills.clear()
             if self._want:
@@ -175,7 +183,7 @@ class HopSession:
         if why is Why.ROWS and sender is None:
             why = Why.ENGINE
         if why is Why.ENGINE:
-            self.have = 0
+            self._holding.lost(0)
         attempt = item.attempt if isinstance(item, Fill) else item.step.attempt
         if attempt < self.attempt:
             return self._go(now)
@@ -205,7 +213,7 @@ class HopSession:
             self._owed.append((need, source))
         if self._running:
             return []  # its outcome says where the log really ends
-        self.have = min(self.have, have)
+        self._holding.lost(have)
         return self._settle_owed(now)
 
     # --- the world ----------------------------------------------------------------------------------------------------
@@ -267,7 +275,7 @@ class HopSession:
                 self._queue.popleft()
                 if self._want and self._want.key == item.step.key:
                     self._want = None
-            elif item.step.start > self.have:
+            elif not self._holding.reaches(item.step):
                 if self._want is None:
                     effects += self._want_rows(item.step.key, item.source, item.step.origin, item.step.start, now)
                 break
@@ -325,10 +333,19 @@ class HopSession:
     def _pass_on(self, item: _Queued, ran: Ran, now: float) -> list[Effect]:
         """To the next hop, or from the exit to the entry."""
         step = item.step
-        trail = (*step.trail, Trace(ran.compute_ms, (now - item.arrived) * 1000.0, self._filled))
+        trail = (*step.trail, Trace(ran.compute_ms, (now - item.arrived) * 1000.0, self._filled, self.windows))
         self._filled = 0
         if len(step.route) == 1:
-            reply = Reply(step.session, step.attempt, step.seq, step.end, ran.choices, trail, prepared=step.n == 0)
+            reply = Reply(
+                step.session,
+                step.attempt,
+                step.seq,
+                step.end,
+                ran.choices,
+                trail,
+                prepared=step.n == 0,
+                guess=step.guess,
+            )
             return [Send(self.entry, reply, item.source)]
         onward = replace(
             step,
@@ -379,5 +396,6 @@ class HopSession:
         self._owed = [(need, source) for need, source in self._owed if need.upto > self.have]
         if self._owed and self._want is None:
             need = self._owed[0][0]
+            self._holding.lost(self._holding.sure)  # what comes must not rest on guesses
             effects += self._want_rows((need.attempt, need.seq), self.upstream, self._origin, need.upto, now)
         return effects

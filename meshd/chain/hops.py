@@ -32,6 +32,7 @@ class Held:
     digest: str
     layers: LayerRange
     generation: int
+    windows: bool = False  # rows computed together equal rows computed one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class Hops:
         hop = room.hops.get(step.layers)
         if hop is None:
             hop = room.hops[step.layers] = HopSession(self.self_id, step, source)
+        hop.windows = self.held is not None and self.held.windows
         return hop.step(step, source, now)
 
     def _refusal(self, step: Step) -> tuple[Why, str] | None:

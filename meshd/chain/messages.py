@@ -30,11 +30,15 @@ MAX_HOPS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one hop did for a step: ``hold_ms`` from arrival to departure, of it ``compute_ms``; ``filled`` replayed rows."""
+    """What one hop did for a step: ``hold_ms`` from arrival to departure, of it ``compute_ms``; ``filled`` replayed rows.
+
+    ``windows``: rows computed together equal rows computed one by one, so guesses may be sent.
+    """
 
     compute_ms: float
     hold_ms: float
     filled: int
+    windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Step:
 
     ``emit`` trailing positions are drawn at the exit. ``n`` 0 prepares: the receiver fills itself up to ``start``, then asks
     the same of its next; the running session is not touched by it. ``trail`` is what the hops before the receiver did.
+    ``guess`` are the ids of the last rows, as far as they are drafts: nobody may count on those rows. ``recent`` are the final
+    ids before ``start``, as many as somebody may hold guesses of (`holding`).
     """
 
     session: SessionId
@@ -63,6 +69,8 @@ class Step:
     history: tuple[int, ...] = ()
     trail: tuple[Trace, ...] = ()
     rows: bytes = b""
+    guess: tuple[int, ...] = ()
+    recent: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:
@@ -110,7 +118,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The exit computed everything up to ``end``; ``choices`` are what the step asked to draw. ``prepared``: n was 0."""
+    """The exit computed everything up to ``end``; ``choices`` are what the step asked to draw. ``prepared``: n was 0.
+
+    ``guess`` as in the step: a choice counts only if every guess before its position came true.
+    """
 
     session: SessionId
     attempt: int
@@ -119,6 +130,7 @@ class Reply:
     choices: tuple[Choice, ...] = ()
     trail: tuple[Trace, ...] = ()
     prepared: bool = False
+    guess: tuple[int, ...] = ()
 
 
 class Why(StrEnum):

@@ -72,7 +72,9 @@ class Relay:
             return
         engine = self._engine()
         info = engine.info if engine else None
-        self._hops.held = Held(info.spec.digest, info.layers, info.generation) if info else None
+        self._hops.held = (
+            Held(info.spec.digest, info.layers, info.generation, windows=info.deterministic) if info else None
+        )
         self._carry(self._hops.receive(message, source, trio.current_time()))
         self._busy.set()
 

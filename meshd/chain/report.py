@@ -17,15 +17,15 @@ class Tally:
     def __init__(self) -> None:
         self._sums: dict[tuple[NodeId, LayerRange], tuple[float, float, int]] = {}
 
-    def add(self, route: Route, trail: tuple[Trace, ...], elapsed_ms: float) -> None:
-        """One token came through ``route`` in ``elapsed_ms``."""
+    def add(self, route: Route, trail: tuple[Trace, ...], elapsed_ms: float, tokens: int) -> None:
+        """``tokens`` came through ``route`` in one pass of ``elapsed_ms``."""
         if len(trail) != len(route):
             return
         wire_ms = max(0.0, elapsed_ms - sum(trace.hold_ms for trace in trail)) / len(route)
         for hop, trace in zip(route, trail, strict=True):
             compute, wire, count = self._sums.get((hop.node_id, hop.layers), (0.0, 0.0, 0))
             waited = max(0.0, trace.hold_ms - trace.compute_ms)
-            self._sums[hop.node_id, hop.layers] = (compute + trace.compute_ms, wire + wire_ms + waited, count + 1)
+            self._sums[hop.node_id, hop.layers] = (compute + trace.compute_ms, wire + wire_ms + waited, count + tokens)
 
     def report(self, route: Route) -> tuple[HopReport, ...]:
         """The means of the hops of ``route``."""

@@ -33,7 +33,8 @@ class ChainService:
     """One node's part in every chain.
 
     ``engine`` and ``directory`` give what is true now; ``model`` likewise (default: the engine's), for a node that is an
-    entry without layers. ``notice(kind, fields)`` hears of ``route``, ``failover`` and ``recovered``.
+    entry without layers. ``notice(kind, fields)`` hears of ``route``, ``failover`` and ``recovered``. ``drafts``: guess tokens
+    where that pays (no answer is changed by it).
     """
 
     kind_prefix: Final = PREFIX
@@ -51,6 +52,7 @@ class ChainService:
         notice: Notice | None = None,
         max_requests: int = MAX_REQUESTS,
         max_relayed: int = MAX_RELAYED,
+        drafts: bool = True,
     ) -> None:
         self._engine = engine
         self._relay = Relay(self_id, engine, max_sessions=max_relayed)
@@ -64,6 +66,7 @@ class ChainService:
                 notice=notice or _unheard,
                 rng=rng or random.SystemRandom(),
                 max_sessions=max_requests,
+                drafts=drafts,
             )
         )
         self._courier = Courier(self_id, links, deliver=self._deliver, lost=self._lost)

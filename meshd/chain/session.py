@@ -6,13 +6,14 @@ text or how routes are found (`recovery.Replicas`).
 Invariants:
 
 * the first reply for a position is taken, whichever attempt it came through; no hop's state depends on a token before this
-  sends it on, so late and doubled messages cannot do harm;
+  sends it on (drafts are marked as such), so late and doubled messages cannot do harm;
 * attempt numbers only grow; a route that won after another was started goes on under a new number;
 * slow is not dead: without progress for max(0.6 s, 8 x what was expected) another route is tried *beside* the one that runs,
   at most two of them and never twice the same node for one token; a node is dead after 1.5 s of silence, a broken link or a
   refusal at once. A node that leaves PINGs unanswered is hedged after 0.6 s whatever was expected;
 * progress is a reply, or a change in what a hop answers to `Ask` (a long replay is not a stall);
 * a pause of this process itself is nobody's silence;
+* drafts ride behind the last token of a plain step and count as sent nowhere; what they are worth is `Stepper.take`'s to say;
 * it ends with exactly one of Finish and Fail, and every node that was ever sent to is told `End`.
 
 Times are monotonic seconds.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper, pack_ids
+from meshd.chain.drafts import MAX_DRAFTS, Drafts
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, Watch
 from meshd.chain.effects import SessionEffect as Effect
 from meshd.chain.hop import FILL_ROWS
@@ -80,14 +82,19 @@ class Session:
         route: Route,
         replicas: Replicas,
         now: float,
+        drafts: Drafts | None = None,
     ) -> None:
         self.session = session
         self.recoveries: list[Recovery] = []
         self.hedges = 0
+        self.drafted = 0
+        self.accepted = 0
         self.over = False
         self._self = self_id
         self._request = request
         self._replicas = replicas
+        # Penalties make every row's draw depend on the tokens before it, which a window's rows cannot know.
+        self._drafts = None if request.sampling.needs_history else drafts
         self._stepper = Stepper(session, self_id, request, digest, num_layers)
         self._blame = Blame()
         self._pulse = Pulse(self_id)
@@ -139,8 +146,8 @@ class Session:
 
     def start(self, now: float) -> list[Effect]:
         """Send the first steps."""
-        if self._complete():
-            return self._done(self._why_complete())
+        if self._stepper.finished:
+            return self._done(self._stepper.finished)
         route = self._current.route
         self._patience.row_s = self._replicas.expected_s(route, 64) / 64.0
         self._patience.step_s = self._replicas.expected_s(route, 1)
@@ -234,17 +241,20 @@ class Session:
                 self._prepared.ready = True
             return []
         attempt = self._attempts.get(reply.attempt)
-        if reply.end > len(self.ids):
+        if reply.end - len(reply.guess) > len(self.ids):
             return []  # nobody can have computed what was not sent
         if attempt is None and not any(choice.position == len(self.ids) for choice in reply.choices):
             return []
-        if reply.end > self._acked:
-            self._acked = reply.end
+        taken = self._stepper.take(reply)
+        confirmed = self._stepper.confirmed(reply)
+        if confirmed > self._acked:
+            self._acked = confirmed
             self._progress(now)
         for one in self._attempts.values():
             one.acknowledge(self._acked)
-        taken = next((choice for choice in reply.choices if choice.position == len(self.ids)), None)
-        if taken is None:
+        if attempt is not None:
+            attempt.sent = max(attempt.sent, confirmed)
+        if not taken:
             return self._pump(now)
         return self._take(taken, attempt, reply, now)
 
@@ -287,14 +297,14 @@ class Session:
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
-    def _take(self, choice: Choice, attempt: Attempt | None, reply: Reply, now: float) -> list[Effect]:
-        self.ids.append(choice.token)
-        effects: list[Effect] = [Emit((choice,))]
+    def _take(self, taken: list[Choice], attempt: Attempt | None, reply: Reply, now: float) -> list[Effect]:
+        self.accepted += min(len(taken) - 1, len(reply.guess))
+        effects: list[Effect] = [Emit(tuple(taken))]
         self._token_due = now + self._request.token_deadline_s
         if attempt is not None and not attempt.dead:
-            effects += self._adopt(attempt, reply, now)
-        if self._complete():
-            return effects + self._done(self._why_complete())
+            effects += self._adopt(attempt, reply, len(taken), now)
+        if self._stepper.finished:
+            return effects + self._done(self._stepper.finished)
         self._began = now
         self._tried.clear()
         self._resent = self._bypassed = False
@@ -302,9 +312,9 @@ class Session:
         self._progress(now)
         return effects + self._onward(now)
 
-    def _adopt(self, winner: Attempt, reply: Reply, now: float) -> list[Effect]:
+    def _adopt(self, winner: Attempt, reply: Reply, tokens: int, now: float) -> list[Effect]:
         """The token came through ``winner``: it is the route from now on."""
-        self._learn(winner, reply, now)
+        self._learn(winner, reply, tokens, now)
         effects: list[Effect] = [Recovered(self._recovery(swap, winner, reply, now)) for swap in winner.swaps]
         self.recoveries += [effect.recovery for effect in effects if isinstance(effect, Recovered)]
         for swap in winner.swaps:
@@ -315,7 +325,7 @@ class Session:
         effects += self._ends(sorted(losers))
         if winner is not self._current:
             self._number += 1
-            winner = Attempt(self._number, winner.route, len(self.ids) - 1, now)
+            winner = Attempt(self._number, winner.route, len(self.ids) - 1, now, windows=winner.windows)
         winner.swaps = ()
         winner.replayed = 0
         self._current = winner
@@ -332,22 +342,17 @@ class Session:
         stall_ms = (now - self._began) * 1000.0
         return Recovery(swap.layers, swap.source, swap.to, swap.reason, stall_ms, filled, swap.exact)
 
-    def _learn(self, winner: Attempt, reply: Reply, now: float) -> None:
-        """What a step costs, for the next judgement of slowness."""
+    def _learn(self, winner: Attempt, reply: Reply, tokens: int, now: float) -> None:
+        """What a step costs, for the next judgement of slowness and of drafts."""
         elapsed = now - winner.began
-        self._tally.add(winner.route, reply.trail, elapsed * 1000.0)
+        self._tally.add(winner.route, reply.trail, elapsed * 1000.0, tokens)
+        winner.windows = len(reply.trail) == len(winner.route) and all(trace.windows for trace in reply.trail)
         if self._acked <= self._stepper.prompt_len + len(self._request.forced):  # the prompt's own pass
             self._patience.learn_prompt(elapsed, self._acked)
         elif not winner.replayed and not winner.swaps:
             self._patience.learn_step(elapsed)
-
-    def _complete(self) -> bool:
-        answered = len(self.ids) - self._stepper.prompt_len
-        return answered >= self._request.max_tokens or (answered > 0 and self.ids[-1] in self._request.eos_ids)
-
-    def _why_complete(self) -> str:
-        answered = len(self.ids) > self._stepper.prompt_len
-        return "stop" if answered and self.ids[-1] in self._request.eos_ids else "length"
+            if self._drafts is not None:
+                self._drafts.learn(len(reply.guess), elapsed, sum(trace.compute_ms for trace in reply.trail) / 1000.0)
 
     def _done(self, reason: str) -> list[Effect]:
         self.over = True
@@ -392,11 +397,23 @@ class Session:
             return effects
         while attempt.sent < len(self.ids) and attempt.sent < self._acked + WINDOW_ROWS:
             n = min(CHUNK_ROWS - attempt.sent % CHUNK_ROWS, len(self.ids) - attempt.sent)
-            step = self._stepper.step(attempt.number, attempt.route, attempt.sent, n, self._remaining_s(now))
+            guess = self._guess(attempt)
+            step = self._stepper.step(
+                attempt.number, attempt.route, attempt.sent, n, self._remaining_s(now), guess=guess
+            )
             attempt.sent += n
-            attempt.unacked.append((step.seq, step.end))
+            attempt.unacked.append((step.seq, attempt.sent))
             effects.append(Send(attempt.route[0].node_id, step))
         return effects
+
+    def _guess(self, attempt: Attempt) -> tuple[int, ...]:
+        """Drafts for a plain step over hops that have said that they can."""
+        plain = attempt.sent == len(self.ids) - 1 and attempt.sent >= self._stepper.prompt_len
+        if self._drafts is None or not plain or not attempt.windows:
+            return ()
+        guess = self._drafts.propose(self.ids, min(MAX_DRAFTS, self._stepper.left - 1))
+        self.drafted += len(guess)
+        return guess
 
     def _onward(self, now: float) -> list[Effect]:
         """The next token: over the prepared route if that is ready."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshd.chain.request import GenerationRequest
@@ -26,7 +26,27 @@ class Tally:
     answered: int = 0
     failed: int = 0
     recoveries: int = 0
+    accepted: int = 0
+    rejected: int = 0
     worst_stall_s: float = 0.0
+
+
+class ScriptedDrafts:
+    """Guesses, right and wrong at random: the rehearsal model never repeats itself."""
+
+    def __init__(self, ids: Sequence[int], rng: random.Random) -> None:
+        self._ids = ids  # as they will be
+        self._rng = rng
+
+    def propose(self, ids: Sequence[int], most: int) -> tuple[int, ...]:
+        rng = self._rng
+        right = self._ids[len(ids) : len(ids) + min(most, rng.randrange(9))]
+        return tuple(token if rng.random() < 0.75 else rng.randrange(256) for token in right)
+
+    def learn(self, guesses: int, elapsed_s: float, compute_s: float) -> None:
+        assert elapsed_s >= 0.0
+        assert compute_s >= 0.0
+        assert 0 <= guesses <= 8
 
 
 class Schedule:
@@ -85,7 +105,8 @@ class Schedule:
             )
         self.tally.requests += 1
         try:
-            one = self.room.request(ENTRY, request)
+            drafts = ScriptedDrafts((*prompt, *want), rng) if rng.random() < 0.8 else None
+            one = self.room.request(ENTRY, request, drafts=drafts)
         except StageUnavailable:
             assert not self.calm, "layers are there and no route was found"
             self.tally.failed += 1
@@ -195,6 +216,9 @@ class Schedule:
         assert one.ended is not None
         assert one.ended <= one.began + one.deadline_s + 1.0, "ended past its deadline"
         self.tally.recoveries += len(one.core.recoveries)
+        self.tally.accepted += one.core.accepted
+        self.tally.rejected += one.core.drafted - one.core.accepted
+        assert 0 <= one.core.accepted <= one.core.drafted
         stalls = [b - a for a, b in zip([one.began, *one.token_times], one.token_times, strict=False)]
         self.tally.worst_stall_s = max([self.tally.worst_stall_s, *stalls])
         if one.finished:

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshd.chain.drafts import Drafts
 from meshd.chain.effects import Compute, Emit, Fail, Failover, Finish, Forget, ReadLog, Recovered, Send, Watch
 from meshd.chain.hops import Failed, Held, Hops, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Need, Progress, Reply, Why
@@ -119,7 +120,7 @@ class SimRoom:
         node.hops = Hops(node.id)
         node.wake_at = math.inf
         if node.layers:
-            node.hops.held = Held(DIGEST, node.layers, node.generation)
+            node.hops.held = Held(DIGEST, node.layers, node.generation, windows=node.arith == "hash")
             node.sessions = HashSessions(self.stage, node.layers, kv_bytes=1 << 30, bytes_per_token_layer=64)
 
     def publish(self) -> None:
@@ -240,7 +241,7 @@ class SimRoom:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def request(self, entry: int, request: GenerationRequest) -> Running:
+    def request(self, entry: int, request: GenerationRequest, *, drafts: Drafts | None = None) -> Running:
         number = len(self.running) + 1
         session = SessionId(f"{self.rng.getrandbits(96):024x}{number:08x}")
         planned = self.planner.choose(self.directory, DIGEST, self.num_layers, pinned=request.pinned, now=self.now)
@@ -253,6 +254,7 @@ class SimRoom:
             route=planned.hops,
             replicas=DirectoryReplicas(self.planner, lambda: self.directory, DIGEST, planned.hops),
             now=self.now,
+            drafts=drafts,
         )
         one = Running(core, node_id(entry), self.now, request.deadline_s or 1e9)
         self.running[session] = one
@@ -310,7 +312,7 @@ class SimRoom:
                     self._send(one.entry, effect)
                 case Emit():
                     one.tokens += [choice.token for choice in effect.choices]
-                    one.token_times.append(self.now)
+                    one.token_times += [self.now] * len(effect.choices)
                     self.note("TOKEN", one.core.session[-4:], len(one.tokens), "->", len(one.core.ids))
                 case Watch():
                     one.tickets[effect.node] = effect.ticket
@@ -467,7 +469,21 @@ def _word(word: object) -> str:
     if not isinstance(word, ChainMessage):
         return str(word)
     text = type(word).__name__
-    for name in ("attempt", "seq", "layers", "origin", "start", "n", "emit", "have", "upto", "end", "phase", "why"):
-        if hasattr(word, name):
+    for name in (
+        "attempt",
+        "seq",
+        "layers",
+        "origin",
+        "start",
+        "n",
+        "emit",
+        "have",
+        "upto",
+        "end",
+        "phase",
+        "why",
+        "guess",
+    ):
+        if getattr(word, name, ()) != ():
             text += f" {name}={getattr(word, name)}"
     return text
