@@ -91,6 +91,8 @@ class Browser:
         page.send("Page.enable")
         page.send("Runtime.enable")
         page.send("Log.enable")
+        page.send("Page.bringToFront")
+        page.send("Emulation.setFocusEmulationEnabled", {"enabled": True})
         page.size(width, height)
         page.scheme(dark=dark)
         page.send("Page.navigate", {"url": url})
@@ -149,7 +151,7 @@ class Page:
         elif method == "Log.entryAdded":
             self.console.append(f"{params['entry']['level']}: {params['entry']['text']}")
         elif method == "Runtime.consoleAPICalled":
-            self.console.append(" ".join(str(each.get("value")) for each in params["args"]))
+            self.console.append(" ".join(str(each.get("value", each.get("description"))) for each in params["args"]))
 
     def size(self, width: int, height: int) -> None:
         """The window."""
@@ -169,7 +171,9 @@ class Page:
 
     def until(self, expression: str, timeout_s: float = 30.0) -> Any:
         """Wait for an expression to be true; its value."""
-        return until(lambda: self.js(expression), f"{expression}; console: {self.console[-5:]}", timeout_s)
+        return until(
+            lambda: self.js(f"Boolean({expression})"), f"{expression}; console: {self.console[-5:]}", timeout_s
+        )
 
     def text(self, selector: str) -> str:
         """The text of the first match, "" if there is none."""

@@ -3,7 +3,7 @@
 import * as answers from "./answers.js";
 import { sample } from "./charts.js";
 import { startChat } from "./chat.js";
-import { $, el, keyed, percent, say, shape } from "./dom.js";
+import { $, el, keyed, percent, pick, say, shape } from "./dom.js";
 import { Feed, useKey } from "./feed.js";
 import { flash, showRoom } from "./picture.js";
 
@@ -63,13 +63,13 @@ function findings(list) {
 
 function routing(document_) {
   routingAt = Date.now();
-  const rows = Object.entries(document_.models).flatMap(([model, table]) => table.candidates.map((arm) => ({ model, arm })));
+  const rows = Object.entries(document_.models).flatMap(([model, table]) => (table.candidates ?? []).map((arm) => ({ model, arm })));
   keyed($("routing-rows"), rows, ({ arm }) => arm.signature, routeRow, (row, { arm }) => fillRow(row.cells, arm));
   if (!rows.length) $("routing-rows").replaceChildren(el("tr", { "data-key": "none" }, el("td", { colspan: "7", class: "muted" }, "no route covers all layers")));
   const config = document_.config ?? {};
   const words = { explore_share: "explore share", weight_alpha: "weight alpha", half_life_s: "half-life (s)", min_sample_tokens: "least sample (tokens)" };
   const epochs = Object.entries(document_.models).map(([model, table]) => `epoch of ${model}: ${table.epoch}`);
-  say($("routing-settings"), [...Object.entries(config).map(([name, value]) => `${words[name] ?? name}: ${value}`), ...epochs].join(" · "));
+  say($("routing-settings"), [...Object.entries(config).map(([name, value]) => `${pick(words, name, name)}: ${value}`), ...epochs].join(" · "));
   age();
 }
 
@@ -129,7 +129,7 @@ function onEvent(event, old) {
 }
 
 function eventRow(event) {
-  const [state, words] = TOLD[event.ev] ?? ["left", (each) => `${each.ev} ${each.text ?? ""}`];
+  const [state, words] = pick(TOLD, event.ev, ["left", (each) => `${each.ev} ${each.text ?? ""}`]);
   const time = new Date(event.t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
   const about = ["failover", "recovered"].includes(event.ev) ? "" : `${event.name ?? ""} `;
   return el("li", {}, el("time", { class: "muted" }, time), shape(state), el("span", {}, el("b", {}, about), words(event)));

@@ -2,6 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// What a table says of a key that somebody else chose ("__proto__" included).
+export const pick = (table, key, otherwise) => (Object.hasOwn(table, key) ? table[key] : otherwise);
+
 export const $ = (id) => document.getElementById(id);
 
 export function el(tag, attributes = {}, ...children) {
@@ -62,7 +65,7 @@ const SHAPES = {
 
 export function shape(state) {
   const icon = svg("svg", { viewBox: "0 0 16 16", class: "shape", "data-state": state, "aria-hidden": "true" });
-  icon.append(svg("path", { d: SHAPES[state] ?? SHAPES.left, "fill-rule": "evenodd" }));
+  icon.append(svg("path", { d: pick(SHAPES, state, SHAPES.left), "fill-rule": "evenodd" }));
   return icon;
 }
 

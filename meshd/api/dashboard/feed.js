@@ -11,8 +11,6 @@ let key = null;
 let askForKey = null;
 let asking = null;
 
-export class KeyNeeded extends Error {}
-
 export function useKey(asker) {
   askForKey = asker;
   const given = new URLSearchParams(location.hash.slice(1)).get("key");
@@ -100,25 +98,33 @@ export class Feed {
     }
     this.busy = true;
     clearTimeout(this.timer);
-    try {
-      const wanted = this.first || !this.streaming ? "?events=1" : "";
-      const response = await call(`/mesh/room${wanted}`, { signal: AbortSignal.timeout(GIVE_UP_MS) });
-      if (!response.ok) throw new Error(`HTTP ${response.status}`);
-      const room = await response.json();
-      this.failures = 0;
-      this.onRoom(room);
-      for (const event of room.events ?? []) this.tell(event, this.first);
+    const room = await this.fetched();
+    this.failures = room ? 0 : this.failures + 1;
+    this.onState(!room ? (this.failures > 1 ? "lost" : "late") : this.streaming ? "live" : "polling");
+    if (room) {
+      try {
+        this.onRoom(room);
+        for (const event of room.events ?? []) this.tell(event, this.first);
+      } catch (error) {
+        console.error(error); // a mistake in one part of the page must not end the others
+      }
       this.first = false;
-      this.onState(this.streaming ? "live" : "polling");
-    } catch {
-      this.failures += 1;
-      this.onState(this.failures > 1 ? "lost" : "late");
     }
     this.busy = false;
     if (document.hidden) return;
     const pause = this.again ? 150 : this.failures > 3 ? SLOW_MS : EVERY_MS;
     this.again = false;
     this.timer = setTimeout(() => this.look(), pause);
+  }
+
+  async fetched() {
+    const wanted = this.first || !this.streaming ? "?events=1" : "";
+    try {
+      const response = await call(`/mesh/room${wanted}`, { signal: AbortSignal.timeout(GIVE_UP_MS) });
+      return response.ok ? await response.json() : null;
+    } catch {
+      return null; // no answer, or half of one
+    }
   }
 
   async listen() {

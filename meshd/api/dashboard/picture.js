@@ -1,9 +1,8 @@
 // The room as a picture: nodes by the layers they hold, replicas stacked, links below and the chosen route above them.
 
-import { $, el, keyed, mb, ms, range, say, shape, svg } from "./dom.js";
+import { $, el, keyed, mb, ms, pick, range, say, shape, svg } from "./dom.js";
 
 const GAP = 8;
-const STATES = { alive: "alive", suspect: "suspect", dead: "dead", draining: "draining", loading: "loading", left: "left" };
 let room = null;
 let drawn = null; // the route that is shown
 let chosen = null; // the node whose details are shown
@@ -240,7 +239,7 @@ function legend() {
   const present = new Set(everybody().map(looks));
   const order = ["alive", "loading", "suspect", "draining", "refused", "dead", "left"].filter((state) => present.has(state));
   const called = { refused: "not admitted" };
-  keyed($("legend"), order, (state) => state, (state) => el("li", {}, shape(state), called[state] ?? STATES[state] ?? state), () => {});
+  keyed($("legend"), order, (state) => state, (state) => el("li", {}, shape(state), pick(called, state, state)), () => {});
 }
 
 // --- lines: links of this node, and the route ---
