@@ -25,7 +25,7 @@ ROW_SHARE: Final = (
     0.03  # what a row more costs, as a share of a pass's compute, until it was measured (measured: 0.024)
 )
 NEWEST: Final = 0.2
-_FIRST_GUESS: Final = (0.0, 0.15, 0.4, 0.55, 0.7)  # by length of match; measured ones replace them
+_FIRST_GUESS: Final = (0.0, 0.1, 0.3, 0.5, 0.6)  # right ones by length of match, until they were counted
 
 
 class Drafts(Protocol):
@@ -47,6 +47,7 @@ class NgramDrafts:
         self._indexed = 0
         self._after: dict[tuple[int, ...], int] = {}  # what each end of ids was last followed by: a position
         self._rates = list(_FIRST_GUESS)
+        self._seen = [0] * len(_FIRST_GUESS)
         self._bet: tuple[int, int, tuple[int, ...]] = (0, 0, ())  # position, length of match, guesses
         self._cost = _Cost()
 
@@ -64,7 +65,8 @@ class NgramDrafts:
         """What became of the last guesses, whether they were sent or not: each tells until the first that was wrong."""
         position, match, guesses = self._bet
         for guess, token in zip(guesses, ids[position:], strict=False):
-            self._rates[match] += NEWEST * ((guess == token) - self._rates[match])
+            self._seen[match] += 1
+            self._rates[match] += max(NEWEST, 1 / (1 + self._seen[match])) * ((guess == token) - self._rates[match])
             if guess != token:
                 break
 
@@ -101,7 +103,9 @@ class _Cost:
     def best(self, rate: float, most: int) -> int:
         """How many of ``most`` guesses, each right with probability ``rate`` if the one before was, make the most tokens a
         second."""
-        one_s = self._one_s or 0.0
+        one_s = self._one_s
+        if one_s is None:  # a plain pass first: without it nobody can tell what a row more takes
+            return 0
         row_s = ROW_SHARE * one_s if self._row_s is None else self._row_s
         plain_s = self._wire_s + one_s
         best, chosen, tokens, power = WORTHWHILE, 0, 1.0, 1.0

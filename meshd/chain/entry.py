@@ -22,7 +22,7 @@ from typing import Any, Final
 import trio
 
 from meshd.chain.courier import Courier
-from meshd.chain.drafts import NgramDrafts
+from meshd.chain.drafts import Drafts
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, SessionEffect, Watch
 from meshd.chain.messages import ChainMessage, Lost, Why
 from meshd.chain.replicas import DirectoryReplicas
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 EVENT_SLACK: Final = 16  # events of a request beside its tokens
 Notice = Callable[[str, dict[str, Any]], None]
+NewDrafts = Callable[[GenerationRequest], Drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class EntryParts:
     notice: Notice
     rng: random.Random
     max_sessions: int
-    drafts: bool = True
+    drafts: NewDrafts | None
 
 
 class _Answer:
@@ -282,7 +283,7 @@ class Entry:
             route=planned.hops,
             replicas=DirectoryReplicas(parts.planner, parts.directory, spec.digest, planned.hops),
             now=began,
-            drafts=NgramDrafts() if parts.drafts else None,
+            drafts=parts.drafts(request) if parts.drafts else None,
         )
         parts.planner.begin(planned, began)
         parts.notice("route", {"session": session, "mode": planned.mode, "signature": planned.signature})

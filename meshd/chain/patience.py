@@ -10,6 +10,7 @@ from typing import Final
 
 HEDGE_S: Final = 0.6
 HEDGE_FACTOR: Final = 8.0
+FEW_ROWS: Final = 64
 ASK_AFTER_S: Final = 0.3
 ASK_EVERY_S: Final = 0.25
 
@@ -49,8 +50,8 @@ class Patience:
         self.hedge_at = now + self._limit_s(rows) * self._factor
 
     def learn_prompt(self, elapsed_s: float, rows: int) -> None:
-        """A prompt of ``rows`` rows took that long."""
-        self.row_s = max(self.row_s, elapsed_s / max(1, rows))
+        """A prompt of ``rows`` rows took that long. Of a short one most was a pass, or a fault, and not its rows."""
+        self.row_s = max(self.row_s, elapsed_s / max(FEW_ROWS, rows))
 
     def learn_step(self, elapsed_s: float) -> None:
         """A plain step took that long."""

@@ -15,7 +15,8 @@ import trio
 
 from meshd.chain.codec import PREFIX
 from meshd.chain.courier import Courier
-from meshd.chain.entry import Entry, EntryParts, Notice
+from meshd.chain.drafts import NgramDrafts
+from meshd.chain.entry import Entry, EntryParts, NewDrafts, Notice
 from meshd.chain.messages import ChainMessage, Lost, Need, Progress, Reply, Why
 from meshd.chain.relay import Relay
 from meshd.chain.request import Event, GenerationRequest
@@ -29,12 +30,16 @@ MAX_REQUESTS: Final = 64
 MAX_RELAYED: Final = 256
 
 
+def _lookup(_request: GenerationRequest) -> NgramDrafts:
+    return NgramDrafts()
+
+
 class ChainService:
     """One node's part in every chain.
 
     ``engine`` and ``directory`` give what is true now; ``model`` likewise (default: the engine's), for a node that is an
-    entry without layers. ``notice(kind, fields)`` hears of ``route``, ``failover`` and ``recovered``. ``drafts``: guess tokens
-    where that pays (no answer is changed by it).
+    entry without layers. ``notice(kind, fields)`` hears of ``route``, ``failover`` and ``recovered``. ``drafts`` makes what
+    guesses a request's tokens (None: nothing does); no answer is changed by it.
     """
 
     kind_prefix: Final = PREFIX
@@ -52,7 +57,7 @@ class ChainService:
         notice: Notice | None = None,
         max_requests: int = MAX_REQUESTS,
         max_relayed: int = MAX_RELAYED,
-        drafts: bool = True,
+        drafts: NewDrafts | None = _lookup,
     ) -> None:
         self._engine = engine
         self._relay = Relay(self_id, engine, max_sessions=max_relayed)

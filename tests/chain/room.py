@@ -11,6 +11,8 @@ from typing import Any
 import trio
 import trio.testing
 
+from meshd.chain.drafts import NgramDrafts
+from meshd.chain.entry import NewDrafts
 from meshd.chain.request import Finished, GenerationRequest, Tokens
 from meshd.chain.service import ChainService
 from meshd.directory import Directory, Member
@@ -80,6 +82,7 @@ class Outcome:
 
 class Room:
     def __init__(self, nursery: trio.Nursery) -> None:
+        self.drafts: NewDrafts | None = None  # the rehearsal model never repeats itself: lookup finds nothing
         self.net = FakeNet()
         self.planner = FakePlanner()
         self.directory = Directory(node_id(0))
@@ -102,6 +105,7 @@ class Room:
             model=spec,
             rng=random.Random(number * 1000 + epoch),
             notice=lambda kind, fields: self.notices.append((kind, fields)),
+            drafts=lambda request: self.drafts(request) if self.drafts else NgramDrafts(),
         )
         node = Node(me, layers, step_ms, engine, service, links, trio.CancelScope(), epoch=epoch, kv_bytes=kv_bytes)
         self.nodes[number] = node

@@ -31,7 +31,7 @@ SESSION = SessionId("0123456789abcdef" * 2)
 NODE = NodeId("f" * 32)
 counts = st.integers(0, 1 << 20)
 floats = st.floats(0, 1e6).map(lambda x: round(x, 3))
-traces = st.lists(st.builds(Trace, floats, floats, counts), max_size=4).map(tuple)
+traces = st.lists(st.builds(Trace, floats, floats, counts, st.booleans()), max_size=4).map(tuple)
 
 
 @st.composite
