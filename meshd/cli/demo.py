@@ -54,7 +54,7 @@ def _start(room: LocalRoom, spec: ModelSpec, count: int) -> None:
     began = time.monotonic()
     for i in range(count):
         room.add(f"n{i + 1}", "--layers", str(half[i % 2]))
-    room.wait(nodes=count, replicas=count // 2, timeout_s=120)
+    room.wait(nodes=count, replicas=count // 2, timeout_s=300)
     typer.echo(f"ready after {time.monotonic() - began:.1f} s")
     _show_hive(room)
 
