@@ -57,6 +57,7 @@ from meshd.node.fetcher import Fetcher
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.key_watch import watch_key
 from meshd.node.next_links import keep_links
+from meshd.node.notify import Notifier
 from meshd.node.route_memory import remember_routes
 from meshd.node.serving import Serving
 from meshd.node.share_server import ModelShare
@@ -119,11 +120,11 @@ class Sockets:
 
 
 async def _run(config: Config) -> None:
-    with StateFolder(config.state) as folder:
+    with StateFolder(config.state) as folder, Notifier() as notifier:
         identity = node_key.begin_run(folder)
         ring = mesh_key.load(config.mesh_key_path) if config.mesh_key_path.exists() else None
         async with _bind(config) as sockets, trio.open_nursery() as nursery:
-            await Daemon(config, identity, ring, sockets, nursery).run()
+            await Daemon(config, identity, ring, sockets, nursery).run(notifier)
             nursery.cancel_scope.cancel()
 
 
@@ -304,7 +305,7 @@ class Daemon:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, notifier: Notifier) -> None:
         """Until a signal; then drain and leave."""
         nursery = self.nursery
         await nursery.start(self.links.run, self.sockets.links)
@@ -321,7 +322,10 @@ class Daemon:
         nursery.start_soon(remember_routes, self.planner, self.config.state)
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()
+        nursery.start_soon(notifier.run, lambda: self.told_ready or " ".join(self._state()))
+        notifier.send(READY=1)  # it answers; that layers are served is told by /readyz
         await _signalled()
+        notifier.send(STOPPING=1)
         await self._leave()
 
     async def _leave(self) -> None:

@@ -19,11 +19,32 @@ def _unit_word(text: str) -> str:
     return f'"{escaped}"'
 
 
-def unit(meshd: Path, state: Path, *, user: str | None) -> str:
-    """The systemd unit. ``user``: who a system unit runs as; None makes it a unit of the user's own systemd."""
+# What a system unit may do besides computing and talking; a user's own systemd may not set most of it.
+_WALLS = """\
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RestrictNamespaces=yes
+CacheDirectory=meshd
+Environment=XDG_CACHE_HOME=/var/cache/meshd
+"""
+
+
+def unit(meshd: Path, state: Path, *, user: str | None, author: str = "mass-equip") -> str:
+    """The systemd unit. ``user``: who a system unit runs as; None makes it a unit of the user's own systemd.
+
+    The daemon says when it is up and feeds the watchdog: one that hangs is started anew, as one that dies is."""
     who = f"User={user}\n" if user else ""
+    walls = f"{_WALLS}ReadWritePaths={_unit_word(str(state))}\n" if user else ""
     return f"""\
-# Written by mass-equip; overwritten by its next run.
+# Written by {author}; overwritten by its next run.
 [Unit]
 Description=meshd, a node of the room
 After=network-online.target
@@ -31,7 +52,9 @@ Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+Type=notify
+NotifyAccess=main
+WatchdogSec=30
 {who}ExecStart={_unit_word(str(meshd))} start --state-dir {_unit_word(str(state))}
 Restart=always
 RestartSec=2
@@ -40,8 +63,14 @@ KillMode=mixed
 TimeoutStopSec={STOP_S}
 OOMPolicy=continue
 LimitNOFILE=65536
+UMask=0077
 NoNewPrivileges=yes
-
+LockPersonality=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+{walls}
 [Install]
 WantedBy={"multi-user.target" if user else "default.target"}
 """
