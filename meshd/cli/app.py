@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from meshd.cli import admin, ask, bench, demo, identity, keys, models, plan, qspec, tables, wait
+from meshd.cli import (
+    admin,
+    ask,
+    bench,
+    dashboard,
+    demo,
+    doctor,
+    identity,
+    keys,
+    models,
+    plan,
+    qspec,
+    service,
+    tables,
+    wait,
+)
 from meshd.errors import UsageError
 
 app = typer.Typer(
@@ -64,7 +79,10 @@ app.command("elect")(plan.elect)
 app.command("plan")(plan.plan)
 app.command("drain")(admin.drain)
 app.command("resume")(admin.resume)
+app.command("doctor")(doctor.doctor)
+app.command("dashboard")(dashboard.dashboard)
 app.add_typer(keys.app, name="key")
+app.add_typer(service.app, name="service")
 app.add_typer(identity.app, name="identity")
 
 

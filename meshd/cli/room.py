@@ -40,10 +40,13 @@ def state_dir(given: Path | None) -> Path:
 
 def connect(urls: Iterable[str] | None, *, timeout_s: float = 60.0) -> Client:
     """A client for the room, with the key from MESHD_API_KEY or the mesh key of this device."""
-    found = [part for url in urls or [] for part in url.replace(",", " ").split()] or [DEFAULT_URL]
-    return Client(
-        [url if "://" in url else f"http://{url}" for url in found], key=api_key(state_dir(None)), timeout_s=timeout_s
-    )
+    return Client(urls_of(urls), key=api_key(state_dir(None)), timeout_s=timeout_s)
+
+
+def urls_of(given: Iterable[str] | None) -> list[str]:
+    """The addresses of ``--url``, each with its scheme."""
+    found = [part for url in given or [] for part in url.replace(",", " ").split()] or [DEFAULT_URL]
+    return [url if "://" in url else f"http://{url}" for url in found]
 
 
 def api_key(state: Path) -> str | None:
