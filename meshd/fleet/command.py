@@ -20,7 +20,7 @@ from meshd.fleet.rotate import Rotation, barred_id
 from meshd.fleet.ssh import DeviceFailed, Options, SshSession
 from meshd.fleet.upgrade import Upgrade
 from meshd.fleet.wheels import find
-from meshd.fleet.work import HERE, Fleet, Worker, tell
+from meshd.fleet.work import Fleet, Worker, has_place, tell
 
 _COMMANDS = ("equip", "status", "upgrade", "remove", "rotate-key")
 
@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("words", nargs="*", metavar="USER@HOST[:PORT]", help="devices; the first word may be a command")
     parser.add_argument("-f", dest="file", type=Path, metavar="FILE", help="a list, or [[device]] tables (.toml)")
     parser.add_argument("--model", metavar="M", help="what the room serves (default: as before)")
-    parser.add_argument("--flags", default="", metavar="TEXT", help="flags of meshd start for all devices, in one word")
+    parser.add_argument(
+        "--flags", metavar="TEXT", help="flags of meshd start for all devices, in one word (default: as before)"
+    )
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="install from these wheels, without the network")
     parser.add_argument(
         "--engine", action=argparse.BooleanOptionalAction, help="with torch (default: where it can be used)"
@@ -94,6 +96,7 @@ def _run(argv: Sequence[str]) -> int:
     devices = [_known(ledger, device) for device in gather(options.words, options.file)] or ledger.devices
     if not devices:
         raise UsageError("no device is named, and none was equipped from here yet; see mass-equip --help")
+    options.flags = ledger.flags if options.flags is None else options.flags
     _check_flags(options, devices)
     barred, lost = barred_id(ledger, options.barred) if options.barred else ("", None)
     if command == "rotate-key":
@@ -158,6 +161,8 @@ def _equip(fleet: Fleet, session: SshSession, options: argparse.Namespace, place
     mine = {worker.device.where for worker in fleet.workers}
     others = [device for device in fleet.ledger.devices if device.where not in mine]
     guides = Fleet(others, session.asker, fleet.ledger).workers
+    if not options.dry_run:
+        fleet.ledger.flags = options.flags
     Equipping(fleet, guides, _wish(options), find(options.wheels, place), place).run()
 
 
@@ -172,7 +177,7 @@ def _status(fleet: Fleet) -> None:
             raise DeviceFailed(seen["silent"])
         tell(worker, seen, facts)
         worker.outcome.facts["hive"] = seen["hive"]["status"]
-        if seen["status"]["state"] not in HERE:
+        if not has_place(seen["status"]):
             raise DeviceFailed(f"the node is {seen['status']['state']}: {seen['status']['reason']}")
 
     fleet.each(look)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshd.errors import LocalError
 from meshd.fleet import rolling, settings
 from meshd.fleet.clones import clones
 from meshd.fleet.device.facts import key_hash
@@ -22,7 +23,7 @@ from meshd.fleet.ledger import Ledger
 from meshd.fleet.preparations import Preparation, preparations
 from meshd.fleet.ssh import DeviceFailed
 from meshd.fleet.wheels import Cargo
-from meshd.fleet.work import Fleet, Worker, came_up, tell, until
+from meshd.fleet.work import Fleet, Worker, came_up, has_place, tell, until
 
 DISK_MB = {True: 4000, False: 400}  # torch and transformers with their wheels beside; meshd alone
 ENGINE_ARCHS = ("x86_64", "amd64", "aarch64", "arm64")  # which torch has wheels for
@@ -97,13 +98,14 @@ class Equipping:
         self._packing = threading.Lock()
 
     def run(self) -> None:
-        """Raises nothing for a device: its outcome says what happened."""
+        """Raises nothing for a device: its outcome says what happened. LocalError: there is nothing to make a room of."""
         self.fleet.each(self._look_at)
         self._find_clones()
         self.fleet.each(self._meet)
         for guide in self.guides:
             if len(self.room.seeds) < settings.MAX_SEEDS:
                 self._meet_guide(guide)
+        self._refuse_a_room_without_model()
         self.fleet.each(self._judge)
         if self.wish.dry_run:
             self.fleet.each(self._say)
@@ -149,6 +151,12 @@ class Equipping:
         if "status" in seen:
             guide.outcome.facts["node_id"] = seen["status"]["node_id"]
             self.room.learn(seen)
+
+    def _refuse_a_room_without_model(self) -> None:
+        """Nobody would ever serve, and every device would be waited for."""
+        named = self.wish.model or any('\nmodel = "' in plan.facts["config"] for plan in self.plans.values())
+        if self.plans and not named and not self.room.seeds:
+            raise LocalError("nobody runs yet, so the room needs a model: say --model smollm2-135m, for example")
 
     def _judge(self, worker: Worker) -> None:
         """Whether the device can be a node at all, and what it is to become."""
@@ -237,7 +245,7 @@ class Equipping:
                 ledger.set_key(worker.ask("get_key" if plan.facts["key"] else "new_key")["lines"])
         if plan.facts["key"] == key_hash("\n".join(ledger.key)):
             return
-        worker.ask("set_key", lines=ledger.key)
+        worker.ask("set_key", lines=ledger.key, name=False)
         worker.did("replaced the mesh key" if plan.facts["key"] else "wrote the mesh key")
         plan.dirty = True
 
@@ -295,8 +303,8 @@ class Equipping:
 
         def settled() -> bool:
             seen = worker.ask("look")
-            me, state = seen.get("self"), seen.get("status", {}).get("state")
-            return bool(me and (me["layers"] or me["loading"])) or state in ("observer", "failed")
+            me = seen.get("self") or {}
+            return bool(me) and bool(me["layers"] or me["loading"] or has_place(seen["status"]))
 
         try:
             until(settled, min(SETTLE_S, self.fleet.wait_s), lambda: "no claim")

@@ -38,22 +38,23 @@ class Entry:
 
 @dataclass(slots=True)
 class Ledger:
-    """The folder's content; `save` after a change."""
+    """The folder's content; `save` after a change. ``flags``: what all devices were told, until they are told otherwise."""
 
     folder: Path
     entries: list[Entry] = field(default_factory=list)
+    flags: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> Ledger:
         path = folder / "fleet.json"
         try:
             document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"devices": []}
-            return cls(folder, [_entry(item) for item in document["devices"]])
+            return cls(folder, [_entry(item) for item in document["devices"]], str(document.get("flags", "")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LocalError(f"{path} is damaged ({error}); move it away and name the devices again") from None
 
     def save(self) -> None:
-        document = {"devices": [dataclasses.asdict(entry) for entry in self.entries]}
+        document = {"flags": self.flags, "devices": [dataclasses.asdict(entry) for entry in self.entries]}
         self._write("fleet.json", json.dumps(document, indent=2) + "\n")
 
     @property

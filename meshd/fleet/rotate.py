@@ -88,7 +88,7 @@ class Rotation:
 
     def _push(self, worker: Worker, step: str, ring: list[str]) -> None:
         worker.doing(step)
-        ids = worker.ask("set_key", lines=ring)["mesh_ids"]
+        ids = worker.ask("set_key", lines=ring, name=True)["mesh_ids"]
         shown: list[Any] = []
 
         def taken_up() -> bool:

@@ -14,7 +14,7 @@ from meshd.fleet.outcome import Outcome, Progress
 from meshd.fleet.ssh import Asker, DeviceFailed
 
 LOOK_EVERY_S: Final = 0.5
-HERE: Final = ("ready", "observer")
+UNDECIDED: Final = "yet"  # how the reason of an observer ends that waits for its election, or for a room with a model
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def came_up(worker: Worker, *, version: str, before: int | None, wait_s: float) 
         seen.clear()
         seen.update(worker.ask("look"))
         fresh = "status" in seen and seen["pid"] != before and seen["status"]["version"] == version
-        return seen if fresh and seen["status"]["state"] in HERE else None
+        return seen if fresh and has_place(seen["status"]) else None
 
     def lacking() -> str:
         if "status" not in seen:
@@ -102,6 +102,12 @@ def came_up(worker: Worker, *, version: str, before: int | None, wait_s: float) 
         return f"the node is {status['state']}: {status['reason'] or 'no reason given'}"
 
     return dict(until(up, wait_s, lacking))
+
+
+def has_place(status: dict[str, Any]) -> bool:
+    """It serves layers, or it is settled that it is an entry without any."""
+    state, reason = status["state"], status["reason"] or ""
+    return state == "ready" or (state == "observer" and not reason.endswith(UNDECIDED))
 
 
 def tell(worker: Worker, seen: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ def build(request: dict[str, Any], wheels: BinaryIO) -> dict[str, Any]:
         warning = _with_engine(place, carried, request)
     if not request["engine"] or warning:
         _pip(place, carried, request, [request["wheel"]])
-    version = must([place / "bin/meshd", "--version"], "the installed meshd does not run").split()[-1]
+    tried = [place / "bin/python", "-c", "import meshd.daemon; print(meshd.__version__)"]
+    version = must(tried, "the installed meshd does not run").split()[-1]
     shutil.rmtree(carried)
     about = {"version": version, "engine": bool(request["engine"] and not warning), "warning": warning}
     places.write_whole(place / COMPLETE, json.dumps(about))
@@ -87,12 +88,11 @@ def _pip(place: Path, carried: Path, request: dict[str, Any], what: list[str]) -
         "--no-input",
         "--quiet",
     ]
-    # --ignore-installed: a meshd of the system's site-packages, seen from here, is not ours.
-    only_ours = ["--ignore-installed", "--no-deps"]
     names = [str(carried / name) for name in what]
     must([*pip, *sources, *names], f"pip install {what[0]}", timeout_s=INSTALL_S)
-    if request["system_site_packages"]:
-        must([*pip, *sources, *only_ours, str(carried / request["wheel"])], f"pip install {what[0]}", timeout_s=600)
+    if not (place / "bin/meshd").exists():  # a meshd among the system's packages contented pip, and is not this one
+        only_ours = ["--ignore-installed", "--no-deps", str(carried / request["wheel"])]
+        must([*pip, *sources, *only_ours], f"pip install {what[0]}", timeout_s=INSTALL_S)
 
 
 def switch(stamp: str) -> str:

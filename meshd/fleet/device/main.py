@@ -57,7 +57,7 @@ def _switch(request: Request) -> dict[str, Any]:
 def _set_key(request: Request) -> dict[str, Any]:
     head = "# The mesh key: whoever has this file is a member of the room. The first key sends, all are accepted.\n"
     places.write_whole(places.state() / "mesh.key", head + "".join(f"{line}\n" for line in request["lines"]))
-    return {"mesh_ids": _mesh_ids(None)}
+    return {"mesh_ids": _mesh_ids()} if request["name"] else {}
 
 
 def _get_key(_request: Request) -> dict[str, Any]:
@@ -69,15 +69,13 @@ def _new_key(_request: Request) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=places.home()) as folder:
         path = Path(folder) / "mesh.key"
         must([places.meshd(), "key", "new", "--mesh-key", path], "meshd key new")
-        return {"lines": facts.key_lines(places.read(path)), "mesh_ids": _mesh_ids(path)}
+        return {"lines": facts.key_lines(places.read(path))}
 
 
-def _mesh_ids(path: Path | None) -> list[str]:
-    where: list[str | Path] = ["--mesh-key", path] if path else []
-    shown = run([places.meshd(), "key", "show", "--json", *where])
-    if shown.code:
-        raise Trouble(f"meshd key show: {shown.last_line}")
-    return [key["mesh_id"] for key in json.loads(shown.text)["keys"]]
+def _mesh_ids() -> list[str]:
+    """The public names of this device's keys, as its daemon shows them once it has taken them up."""
+    shown = must([places.meshd(), "key", "show", "--json"], "meshd key show")
+    return [key["mesh_id"] for key in json.loads(shown)["keys"]]
 
 
 def _set_config(request: Request) -> dict[str, Any]:
