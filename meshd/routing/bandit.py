@@ -4,8 +4,8 @@ Owns what one entry knows about routes: arms, epochs, penalties, its own outstan
 and does no I/O. Time is an argument; randomness is seeded at construction.
 
 A candidate is *clean* when no hop is suspect, jammed or penalised. While there is a clean one, only those are drawn. If there
-is none, penalties and doubts are overruled: the fewest doubtful hops, then the longest-advancing (``greedy-fallback``). A
-request is refused only when layers have no live, admitted holder at all.
+is none, penalties and doubts are overruled: the fewest hops that may be gone, the fewest jammed ones, then the longest-advancing
+(``greedy-fallback``). A request is refused only when layers have no live, admitted holder at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from meshd.directory import Directory, Member
 from meshd.errors import StageUnavailable
-from meshd.routing.candidates import Holder, cover, missing, routes
+from meshd.routing.candidates import GONE, SLOW, Holder, cover, missing, routes
 from meshd.routing.penalties import Penalties
 from meshd.routing.pinned import pinned_route
 from meshd.routing.planner import PlannedRoute
@@ -84,7 +84,9 @@ class BanditPlanner:
             raise _unavailable(directory, digest, gaps)
         candidates = self._clean(directory, digest, num_layers, holders, now)
         if not candidates:
-            return self._planned(directory, digest, self._fallback(holders, num_layers, self._rng), "greedy-fallback")
+            return self._planned(
+                directory, digest, self._fallback(holders, num_layers, self._rng, now), "greedy-fallback"
+            )
         index, mode = self._draw(candidates).pick(self._rng)
         return self._planned(directory, digest, candidates[index].hops, mode)
 
@@ -105,9 +107,9 @@ class BanditPlanner:
         holders = [h for h in self._holders(directory, digest, layers.end, now) if h.node_id not in avoid]
 
         def cost(holder: Holder, hop: Hop) -> tuple[float, ...]:
-            doubtful = holder.doubtful or holder.node_id in lost
+            doubt = max(holder.doubt, GONE if holder.node_id in lost else 0.0)
             foreign = bool(arith) and holder.arith != arith
-            return float(doubtful), float(foreign), 1.0, self._slowness(holder, hop)
+            return doubt, float(foreign), 1.0, self._slowness(holder, hop)
 
         return cover(holders, layers, self._rng, cost)
 
@@ -171,7 +173,7 @@ class BanditPlanner:
                 generation=m.advert.generation,
                 arith=m.advert.arith,
                 layer_ms=layer_ms(m, self._outstanding.get(m.node_id, 0)),
-                doubtful=m.last_resort or m.node_id in penalised,
+                doubt=_doubt(m, m.node_id in penalised),
             )
             for m in members
             if m.advert.layers is not None and m.advert.layers.start < num_layers
@@ -209,9 +211,11 @@ class BanditPlanner:
         senders = (entry, *(hop.node_id for hop in route))
         return any(self._penalties.pair(sender, hop.node_id, now) for sender, hop in zip(senders, route, strict=False))
 
-    def _fallback(self, holders: list[Holder], num_layers: int, rng: Random) -> Route:
+    def _fallback(self, holders: list[Holder], num_layers: int, rng: Random, now: float) -> Route:
+        lost = self._penalties.touched(now)
+
         def cost(holder: Holder, hop: Hop) -> tuple[float, ...]:
-            return float(holder.doubtful), 1.0, self._slowness(holder, hop)
+            return max(holder.doubt, GONE if holder.node_id in lost else 0.0), 1.0, self._slowness(holder, hop)
 
         found = cover(holders, LayerRange(0, num_layers), rng, cost)
         assert found is not None, "holders without a gap always make a route"  # noqa: S101 - checked by `missing`
@@ -244,7 +248,7 @@ class BanditPlanner:
             # Its own randomness: reading the table must not change which route a seeded planner draws next.
             others = routes(holders, num_layers, Random(0))  # noqa: S311 - orders equals
             if not shown:
-                fallback = self._fallback(holders, num_layers, Random(0))  # noqa: S311 - orders equals
+                fallback = self._fallback(holders, num_layers, Random(0), now)  # noqa: S311 - orders equals
                 shown = self._scored(digest, [fallback], holders, now)
                 taken = {fallback}
             shown += self._scored(digest, [route for route in others if route not in taken], holders, now)
@@ -261,6 +265,13 @@ def _unavailable(directory: Directory, digest: str, gaps: list[LayerRange]) -> S
     ]
     pending = not any(missing(probed, gap) for gap in gaps)
     return StageUnavailable(gaps, pending=pending, why="admission is pending" if pending else "")
+
+
+def _doubt(member: Member, penalised: bool) -> float:
+    """A jammed node answers late, a suspect or lost one perhaps not at all."""
+    if penalised or member.state is NodeStatus.SUSPECT:
+        return GONE
+    return SLOW if member.last_resort else 0.0
 
 
 def _may_become_routable(member: Member) -> bool:

@@ -21,19 +21,26 @@ from meshd.vocabulary import Hop, LayerRange, NodeId, Route
 
 ENUMERATED: Final = 64
 SPREAD: Final = 16
+SLOW: Final = 1.0
+GONE: Final = 1000.0  # more than any route of slow hops
 _STEPS: Final = 50_000  # looked at in one search, about 20 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A node that may serve layers. ``doubtful``: suspect, jammed or penalised, wanted only when nobody else is left."""
+    """A node that may serve layers. ``doubt``: 0 for none, `SLOW` for jammed, `GONE` for suspect or penalised; whoever has
+    any is wanted only when nobody else is left, and then the slow rather than the gone."""
 
     node_id: NodeId
     layers: LayerRange
     generation: int = 0
     arith: str = ""
     layer_ms: float = 1.0
-    doubtful: bool = False
+    doubt: float = 0.0
+
+    @property
+    def doubtful(self) -> bool:
+        return self.doubt > 0.0
 
     def hop(self, start: int, limit: int) -> Hop:
         """This node from ``start`` as far as it holds layers, not past ``limit``."""

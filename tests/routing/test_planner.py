@@ -131,6 +131,19 @@ def test_the_fallback_has_the_fewest_doubtful_hops_then_the_fewest_hops() -> Non
     assert ids(choose(directory).hops) == [node(1), node(2)]
 
 
+def test_a_jammed_replica_is_asked_before_one_that_may_be_gone() -> None:
+    jammed = change(room(*R3), 3, health=Health(jammed=True))
+    suspected = change(jammed, 2, state=NodeStatus.SUSPECT)
+    lost = planner()
+    lost.penalise(node(2), reporter=node(9), now=0.0)  # one reporter: not penalised, but the last to be asked
+    for seed in range(20):
+        assert ids(choose(suspected, planner(seed)).hops) == [node(1), node(3)]
+    both = change(change(room(*R3), 1, health=Health(jammed=True)), 3, health=Health(jammed=True))
+    everybody = change(both, 2, health=Health(jammed=True))
+    for _ in range(20):
+        assert ids(choose(everybody, lost, 1.0).hops) == [node(1), node(3)]
+
+
 def test_a_pair_is_penalised_for_30_s_and_a_node_once_two_lost_it() -> None:
     directory = room(*R3, member(4, (0, 15)))
     by = planner()
