@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from meshd.cli.local_room import LocalRoom
 from tests import rooms
-from tests.rooms import PROMPT, ended, expected, noise, streamed, until
+from tests.rooms import PROMPT, ended, expected, meshd, noise, streamed, until
 
 pytestmark = pytest.mark.daemon
 
@@ -63,3 +64,26 @@ def test_a_second_signal_ends_it_at_once(pair: LocalRoom) -> None:
 def test_an_idle_node_ends_at_the_first_signal(pair: LocalRoom) -> None:
     assert ended(pair, "e0", signal.SIGINT) == 0
     assert not noise(pair, "e0")
+
+
+def test_a_drained_node_hands_over_and_comes_back(four_halves: LocalRoom) -> None:
+    drained: list[subprocess.CompletedProcess[str]] = []
+
+    def drain(names: list[str]) -> None:
+        drained.append(meshd("drain", "--timeout", "60", MESHD_URL=four_halves.nodes[names[0]].url))
+
+    with four_halves.client("e0") as client:
+        seen = streamed(client, strike=drain, hops=(1,), after=5, max_tokens=400)
+        (name,) = seen.struck
+        assert seen.tokens == expected(PROMPT, 400)
+        assert not [lost for lost in seen.final["recoveries"] if lost["reason"] != "drain"]
+        assert seen.final["route"][1]["name"] != name
+        assert (drained[0].returncode, drained[0].stderr) == (0, "")
+        for _ in range(4):
+            answer = client.post("/chain", {"prompt": PROMPT})
+            assert name not in [hop["name"] for hop in answer["route"]]
+        with four_halves.client(name) as there:
+            assert there.get("/status")["state"] == "draining"
+        assert meshd("resume", MESHD_URL=four_halves.nodes[name].url).returncode == 0
+        four_halves.wait(replicas=2, timeout_s=rooms.PATIENCE_S)
+        assert client.post("/chain", {"prompt": PROMPT, "route": ["n1", name]})["tokens"] == expected(PROMPT, 1)
