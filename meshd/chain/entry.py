@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 EVENT_SLACK: Final = 16  # events of a request beside its tokens
 Notice = Callable[[str, dict[str, Any]], None]
-NewDrafts = Callable[[GenerationRequest], Drafts]
+NewDrafts = Callable[[GenerationRequest], Drafts | None]
 
 
 @dataclass(frozen=True, slots=True)
