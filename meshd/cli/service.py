@@ -194,12 +194,9 @@ def _install_cron(service: Service) -> None:
     service.file.chmod(0o700)
     _set_cron(boot_files.cron_table(_cron_now(), home))
     _end_keeper(service)
-    subprocess.Popen(  # noqa: S603 - our own script; it stays when this process goes
-        [str(service.file)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+    # In a session of its own and nobody's child: it stays when this process goes.
+    subprocess.run(  # noqa: S603 - our own script
+        ["/bin/sh", "-c", '"$0" </dev/null >/dev/null 2>&1 &', str(service.file)], start_new_session=True, check=True
     )
 
 
