@@ -153,26 +153,12 @@ class LocalRoom:
         want = nodes if nodes is not None else sum(node.alive for node in self.nodes.values())
         give_up = time.monotonic() + timeout_s
         for name in at or [name for name, node in self.nodes.items() if node.alive]:
-            lacking = "no answer"
-            while lacking:
-                lacking = self._lacking(name, want, replicas)
-                if lacking and (time.monotonic() >= give_up or not self.nodes[name].alive):
-                    tail = "\n".join(self.nodes[name].log.read_text(errors="replace").splitlines()[-15:])
-                    raise LocalError(f"{name}: {lacking}\n{tail}")
-                if lacking:
-                    time.sleep(0.05)
-
-    def _lacking(self, name: str, nodes: int, replicas: int) -> str:
-        try:
             with self.client(name, timeout_s=5) as client:
-                state, hive = client.get("/status"), client.get("/mesh/hive")
-        except MeshdError as error:
-            return error.message
-        if state["state"] not in ("ready", "observer"):
-            return f"{state['state']}: {state['reason']}"
-        if hive["nodes"] < nodes or hive["min_replicas"] < replicas:
-            return f"sees {hive['nodes']} of {nodes} nodes, {hive['min_replicas']} of {replicas} replicas ({hive['status']})"
-        return ""
+                while lacking := _lacking(client, want, replicas):
+                    if time.monotonic() >= give_up or not self.nodes[name].alive:
+                        tail = "\n".join(self.nodes[name].log.read_text(errors="replace").splitlines()[-15:])
+                        raise LocalError(f"{name}: {lacking}\n{tail}")
+                    time.sleep(0.1)
 
     def close(self) -> None:
         """End every node and remove the folders."""
@@ -187,6 +173,21 @@ class LocalRoom:
                 except subprocess.TimeoutExpired:
                     self.kill(name)
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _lacking(client: Client, nodes: int, replicas: int) -> str:
+    """What one node still waits for; "" when it sees all of it."""
+    try:
+        state, hive = client.get("/status"), client.get("/mesh/hive")
+    except MeshdError as error:
+        return error.message
+    if state["state"] not in ("ready", "observer"):
+        return f"{state['state']}: {state['reason']}"
+    if hive["nodes"] < nodes or hive["min_replicas"] < replicas:
+        return (
+            f"sees {hive['nodes']} of {nodes} nodes, {hive['min_replicas']} of {replicas} replicas ({hive['status']})"
+        )
+    return ""
 
 
 def free_ports(host: str, count: int) -> list[int]:
