@@ -6,16 +6,17 @@ so that all stages work; a later attempt sends again from what the exit has ackn
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass, field
 from typing import Final
 
 from meshd.chain.drafts import MAX_DRAFTS
-from meshd.chain.messages import Phase, Reply, Step
+from meshd.chain.messages import Open, Phase, Reply, Step
 from meshd.chain.recovery import Swap
 from meshd.chain.request import GenerationRequest
 from meshd.inference.engine import Choice
-from meshd.vocabulary import LayerRange, NodeId, Route, SessionId
+from meshd.vocabulary import Hop, LayerRange, NodeId, Route, SessionId
 
 CHUNK_ROWS: Final = (
     128  # time to the first token is least with 128..256 rows a chunk, and a multiple of the block size of 32
@@ -86,6 +87,12 @@ class Stepper:
         if len(self.ids) > self.prompt_len and self.ids[-1] in self._eos_ids:
             return "stop"
         return "" if self.left > 0 else "length"
+
+    def open(self, attempt: int, hop: Hop, tenant: str) -> Open:
+        """Ask ``hop`` what it keeps of the prompt. What it is told of the tenant is enough to tell tenants apart."""
+        ids = pack_ids(self.ids[: self.prompt_len])
+        who = hashlib.sha256(tenant.encode()).hexdigest()
+        return Open(self.session, attempt, hop, self.digest, who, self._reserve(self.prompt_len), ids)
 
     def take(self, reply: Reply) -> list[Choice]:
         """The reply's tokens that continue the answer are taken into the ids. A token counts if every guess before it came

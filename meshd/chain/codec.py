@@ -29,6 +29,8 @@ from meshd.chain.messages import (
     Fill,
     Lost,
     Need,
+    Open,
+    Opened,
     Phase,
     Progress,
     Reply,
@@ -83,6 +85,13 @@ def to_wire(message: ChainMessage) -> Message:
         case Progress():
             kind, head = "progress", {**_key(message), "layers": message.layers.json()}
             head |= {"phase": str(message.phase), "have": message.have}
+        case Open():
+            kind, body = "open", message.ids
+            head = {"session": message.session, "attempt": message.attempt, "hop": _hop_out(message.hop)}
+            head |= {"digest": message.digest, "tenant": message.tenant, "reserve": message.reserve_tokens}
+        case Opened():
+            kind, head = "opened", {"session": message.session, "attempt": message.attempt}
+            head |= {"layers": message.layers.json(), "have": message.have}
         case End():
             kind, head = "end", {"session": message.session, "attempt": message.attempt}
     return Message(PREFIX + kind, head, body)
@@ -142,13 +151,17 @@ def _packed(plan: _Plan) -> bytes:
         "prompt_len": plan.prompt_len,
         "digest": plan.digest,
         "num_layers": plan.num_layers,
-        "route": [[hop.node_id, *hop.layers.json(), hop.generation] for hop in plan.route],
+        "route": [_hop_out(hop) for hop in plan.route],
         "origin": plan.origin.json() if plan.origin else None,
         "entry": plan.entry,
         "sampling": _sampling_out(plan.sampling),
     }
     packed: bytes = msgpack.packb(fields)
     return packed
+
+
+def _hop_out(hop: Hop) -> list[Any]:
+    return [hop.node_id, *hop.layers.json(), hop.generation]
 
 
 def _sampling_out(s: Sampling) -> list[Any]:
@@ -304,6 +317,25 @@ def _progress(head: Mapping[str, Any], _body: bytes) -> Progress:
     )
 
 
+def _open(head: Mapping[str, Any], body: bytes) -> Open:
+    if len(body) % 4 or len(body) > 4 * MAX_POSITION:
+        raise BadFrame("ids: half an id, or too many")
+    return Open(
+        session=_session(head),
+        attempt=_int(head, "attempt", 0, _MAX_COUNT),
+        hop=_hop(head.get("hop"), "hop"),
+        digest=_text(head, "digest", 128),
+        tenant=_text(head, "tenant", 128),
+        reserve_tokens=_int(head, "reserve", 0, MAX_POSITION),
+        ids=body,
+    )
+
+
+def _opened(head: Mapping[str, Any], _body: bytes) -> Opened:
+    layers = _range(head.get("layers"), "layers")
+    return Opened(_session(head), _int(head, "attempt", 0, _MAX_COUNT), layers, _int(head, "have", 0, MAX_POSITION))
+
+
 def _end(head: Mapping[str, Any], _body: bytes) -> End:
     return End(_session(head), _int(head, "attempt", 0, _MAX_COUNT))
 
@@ -317,6 +349,8 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], bytes], ChainMessage]]
     "chain.ask": _ask,
     "chain.progress": _progress,
     "chain.end": _end,
+    "chain.open": _open,
+    "chain.opened": _opened,
 }
 
 
@@ -389,15 +423,19 @@ def _optional_range(head: Mapping[str, Any], name: str) -> LayerRange | None:
 def _route(head: Mapping[str, Any], num_layers: int) -> Route:
     hops: list[Hop] = []
     for item in _list(head, "route", MAX_HOPS):
-        if not isinstance(item, list | tuple) or len(item) != 4:
-            raise BadFrame("route: not hops")
-        layers = _range(item[1:3], "route")
-        if hops and hops[-1].layers.end != layers.start:
+        hop = _hop(item, "route")
+        if hops and hops[-1].layers.end != hop.layers.start:
             raise BadFrame("route: a hop does not start where the one before ends")
-        hops.append(Hop(_node(item[0], "route"), layers, _checked_int(item[3], "route", 0, _MAX_COUNT)))
+        hops.append(hop)
     if not hops or hops[-1].layers.end != num_layers:
         raise BadFrame("route: does not end where the model does")
     return tuple(hops)
+
+
+def _hop(item: object, name: str) -> Hop:
+    if not isinstance(item, list | tuple) or len(item) != 4:
+        raise BadFrame(f"{name}: not hops")
+    return Hop(_node(item[0], name), _range(item[1:3], name), _checked_int(item[3], name, 0, _MAX_COUNT))
 
 
 def _sampling(head: Mapping[str, Any]) -> Sampling:

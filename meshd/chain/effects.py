@@ -1,6 +1,6 @@
 """What the chain's pure cores ask of their shells. Plain data.
 
-`Send` is both cores'; `Compute`, `ReadLog` and `Forget` are a hop's; the rest are an entry's session's.
+`Send` is both cores'; `Begin`, `Compute`, `ReadLog` and `Forget` are a hop's; the rest are an entry's session's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from meshd.chain.messages import ChainMessage
 from meshd.chain.recovery import Swap
 from meshd.chain.request import Recovery
 from meshd.errors import MeshdError
-from meshd.inference.engine import Choice, Run
+from meshd.inference.engine import Choice, Opening, Run
 from meshd.vocabulary import LayerRange, NodeId, Route, SessionId
 
 
@@ -35,6 +35,16 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Ask the engine what it keeps of a prompt; settle with what came of it."""
+
+    session: SessionId
+    layers: LayerRange
+    attempt: int
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
 class ReadLog:
     """Ask the engine for rows ``[start, end)`` sent downstream; settle with what came of it."""
 
@@ -52,7 +62,7 @@ class Forget:
     session: SessionId
 
 
-HopEffect = Send | Compute | ReadLog | Forget
+HopEffect = Send | Begin | Compute | ReadLog | Forget
 
 
 @dataclass(frozen=True, slots=True)

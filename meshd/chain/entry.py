@@ -352,6 +352,7 @@ class Entry:
             routing=RouteUse(planned.mode, planned.signature),
             recoveries=tuple(answer.recoveries),
             timings=replace(answer.timings(), drafted_tokens=core.drafted, accepted_tokens=core.accepted),
+            cached_tokens=core.cached,
         )
 
     # --- effects ------------------------------------------------------------------------------------------------------

@@ -111,6 +111,10 @@ class HopSession:
         self._queue.append(item)
         return self._go(now)
 
+    def begun(self, have: int) -> None:
+        """The engine began this session with ``have`` final positions of its prompt, before any step."""
+        self._holding.filled(have)
+
     def fill(self, fill: Fill, now: float) -> list[Effect]:
         """Rows that were asked for; anything else is a leftover and ignored."""
         want = self._want

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from meshd.chain.effects import Compute, Forget, ReadLog, Send
+from meshd.chain.effects import Begin, Compute, Forget, ReadLog, Send
 from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hop import HopSession
-from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Phase, Progress, Step, Why
-from meshd.inference.engine import Ran
-from meshd.vocabulary import LayerRange, NodeId, SessionId
+from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Open, Opened, Phase, Progress, Step, Why
+from meshd.inference.engine import Opening, Ran
+from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
 
 SILENCE_S: Final = 60.0
 ORPHAN_S: Final = 30.0
@@ -57,19 +57,27 @@ class Failed:
     detail: str = ""
 
 
-Outcome = Ran | Rows | Missing | Failed
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The engine began the session with ``have`` positions."""
+
+    have: int
+
+
+Outcome = Ran | Rows | Missing | Failed | Kept
 
 
 class _Room:
     """One session at this node: its hops by range, and when it is forgotten."""
 
-    __slots__ = ("entry", "forget_at", "hops", "orphaned")
+    __slots__ = ("begun", "entry", "forget_at", "hops", "orphaned")
 
     def __init__(self, entry: NodeId, forget_at: float) -> None:
         self.entry = entry
         self.orphaned = False
         self.forget_at = forget_at
         self.hops: dict[LayerRange, HopSession] = {}
+        self.begun: dict[LayerRange, int] = {}  # positions that the engine had of the prompt, until the first step
 
 
 class Hops:
@@ -106,25 +114,29 @@ class Hops:
         if room is not None:
             room.forget_at = now + SILENCE_S
             room.orphaned = False
+        effects: list[Effect] = []
         match message:
+            case Open():
+                effects = self._open(message, source, now)
             case Step():
-                return self._step(message, source, now)
+                effects = self._step(message, source, now)
             case Fill():
                 hop = room.hops.get(message.layers) if room else None
-                return hop.fill(message, now) if hop else []
+                effects = hop.fill(message, now) if hop else []
             case Need():
                 hop = room.hops.get(message.origin) if room and message.origin else None
-                return hop.need(message, source) if hop else []
+                effects = hop.need(message, source) if hop else []
             case Ask():
-                return list(self._answer(message, room, source))
-            case End():
-                return self._end(message) if room is None or source == room.entry else []
-            case _:
-                return []
+                effects = list(self._answer(message, room, source))
+            case End() if room is None or source == room.entry:
+                effects = self._end(message)
+        return effects
 
-    def settle(self, job: Compute | ReadLog, outcome: Outcome, now: float) -> list[Effect]:
-        """What came of a `Compute` or `ReadLog` that this emitted."""
+    def settle(self, job: Begin | Compute | ReadLog, outcome: Outcome, now: float) -> list[Effect]:
+        """What came of a `Begin`, `Compute` or `ReadLog` that this emitted."""
         room = self._rooms.get(job.session)
+        if isinstance(job, Begin):
+            return [self._begun(job, outcome, room)] if room else []
         hop = room.hops.get(job.layers) if room else None
         if hop is None:
             return []
@@ -173,16 +185,37 @@ class Hops:
     def deadline(self) -> float:
         """When `tick` next has something to do."""
         return min(
-            (min(room.forget_at, *(hop.deadline() for hop in room.hops.values())) for room in self._rooms.values()),
+            (min([room.forget_at, *(hop.deadline() for hop in room.hops.values())]) for room in self._rooms.values()),
             default=math.inf,
         )
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _open(self, ask: Open, source: NodeId, now: float) -> list[Effect]:
+        """What is kept of the prompt, if this node would run the session at all."""
+        if ask.attempt <= self._ended.get(ask.session, -1):
+            return []
+        if self._refusal(ask.hop, ask.digest, ask.session) is not None:
+            return [Send(source, Opened(ask.session, ask.attempt, ask.hop.layers, 0))]
+        room = self._rooms.setdefault(ask.session, _Room(source, now + SILENCE_S))
+        layers = ask.hop.layers
+        if room.entry != source or layers in room.hops:
+            return []
+        opening = Opening(ask.session, layers, ask.tenant, ask.ids, ask.reserve_tokens)
+        return [Begin(ask.session, layers, ask.attempt, opening)]
+
+    def _begun(self, job: Begin, outcome: Outcome, room: _Room) -> Send:
+        have = outcome.have if isinstance(outcome, Kept) else 0
+        if job.layers not in room.hops:
+            room.begun[job.layers] = have
+        return Send(room.entry, Opened(job.session, job.attempt, job.layers, have))
+
     def _step(self, step: Step, source: NodeId, now: float) -> list[Effect]:
         if step.attempt <= self._ended.get(step.session, -1):
             return []
-        refusal = self._refusal(step)
+        refusal = self._refusal(step.route[0], step.digest, step.session)
+        if refusal is None and (step.origin.end if step.origin else 0) != step.layers.start:
+            refusal = Why.STALE, f"layers {step.layers} do not follow {step.origin}"
         if refusal is not None:
             why, detail = refusal
             lost = Lost(step.session, step.attempt, self.self_id, step.layers, why, detail)
@@ -193,26 +226,25 @@ class Hops:
         hop = room.hops.get(step.layers)
         if hop is None:
             hop = room.hops[step.layers] = HopSession(self.self_id, step, source)
+            hop.begun(room.begun.pop(step.layers, 0))
         hop.windows = self.held is not None and self.held.windows
         return hop.step(step, source, now)
 
-    def _refusal(self, step: Step) -> tuple[Why, str] | None:
-        """Why this node cannot run ``step``."""
-        held, hop = self.held, step.route[0]
+    def _refusal(self, hop: Hop, digest: str, session: SessionId) -> tuple[Why, str] | None:
+        """Why this node cannot be ``hop`` of ``session``."""
+        held = self.held
         why, detail = Why.STALE, ""
         if held is None:
             detail = "this node holds no layers"
         elif hop.node_id != self.self_id:
             detail = f"this node is {self.self_id[:8]}, not {hop.node_id[:8]}"
-        elif held.digest != step.digest:
-            detail = f"this node serves {held.digest[:16]}, not {step.digest[:16]}"
+        elif held.digest != digest:
+            detail = f"this node serves {held.digest[:16]}, not {digest[:16]}"
         elif not held.layers.covers(hop.layers):
             detail = f"this node holds {held.layers}, not {hop.layers}"
         elif held.generation != hop.generation:
             detail = f"this node's engine is number {held.generation}, not {hop.generation}"
-        elif (step.origin.end if step.origin else 0) != hop.layers.start:
-            detail = f"layers {hop.layers} do not follow {step.origin}"
-        elif step.session not in self._rooms and len(self._rooms) >= self._max_sessions:
+        elif session not in self._rooms and len(self._rooms) >= self._max_sessions:
             why, detail = Why.FULL, f"{self._max_sessions} sessions run here"
         return (why, detail) if detail else None
 

@@ -11,6 +11,7 @@ Who sends what:
   and not to pass on;
 * the exit -> the entry: `Reply`; a hop that lost its next, or cannot serve -> the entry: `Lost`;
 * when progress is missing, the entry -> every hop: `Ask`; the answer is `Progress`;
+* the entry -> every hop before the first step of a long prompt: `Open`; the answer is `Opened`;
 * the entry -> every hop: `End`.
 
 Durations are milliseconds.
@@ -23,7 +24,7 @@ from enum import StrEnum
 from typing import Final
 
 from meshd.inference.engine import Choice, Sampling
-from meshd.vocabulary import LayerRange, NodeId, Route, SessionId
+from meshd.vocabulary import Hop, LayerRange, NodeId, Route, SessionId
 
 MAX_HOPS: Final = 32
 
@@ -196,4 +197,31 @@ class End:
     attempt: int
 
 
-ChainMessage = Step | Need | Fill | Reply | Lost | Ask | Progress | End
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The prompt of a session that begins, for the hop ``hop``: what of it does it hold already?
+
+    The ids travel to every hop, and not keys of them: a hop that counted on keys it was told would give one tenant's rows to
+    another for a wrong key. Whoever sees a residual could read the ids from it anyway.
+    """
+
+    session: SessionId
+    attempt: int
+    hop: Hop
+    digest: str
+    tenant: str
+    reserve_tokens: int
+    ids: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The hop ``layers`` has the session's first ``have`` positions."""
+
+    session: SessionId
+    attempt: int
+    layers: LayerRange
+    have: int
+
+
+ChainMessage = Open | Opened | Step | Need | Fill | Reply | Lost | Ask | Progress | End

@@ -11,11 +11,11 @@ from typing import Final
 import trio
 
 from meshd.chain.courier import Courier
-from meshd.chain.effects import Compute, Forget, HopEffect, ReadLog, Send
-from meshd.chain.hops import Failed, Held, Hops, Missing, Outcome, Rows
-from meshd.chain.messages import ChainMessage, Lost, Progress, Reply, Why
+from meshd.chain.effects import Begin, Compute, Forget, HopEffect, ReadLog, Send
+from meshd.chain.hops import Failed, Held, Hops, Kept, Missing, Outcome, Rows
+from meshd.chain.messages import ChainMessage, Lost, Opened, Progress, Reply, Why
 from meshd.errors import BadTensor, Busy, MeshdError, NeedRows, RangeNotHeld
-from meshd.inference.engine import Engine
+from meshd.inference.engine import Engine, Remembering
 from meshd.vocabulary import NodeId, SessionId
 
 TICK_S: Final = 0.5  # hops' timers are seconds; only while there are sessions
@@ -64,7 +64,7 @@ class Relay:
 
     def deliver(self, source: NodeId, message: ChainMessage) -> None:
         """A message for a hop, or one that a hop passes on towards its entry."""
-        if isinstance(message, Reply | Lost | Progress):
+        if isinstance(message, Reply | Lost | Progress | Opened):
             entry = self._hops.entry_of(message.session)
             upstream = self._hops.upstream_of(message.session)
             if entry is not None and self._courier is not None and upstream != source:
@@ -91,7 +91,7 @@ class Relay:
             match effect:
                 case Send():
                     self._courier.send(effect.to, effect.message, effect.via)
-                case Compute() | ReadLog():
+                case Begin() | Compute() | ReadLog():
                     self._nursery.start_soon(self._work, effect)
                 case Forget():
                     self._forget(effect.session)
@@ -105,7 +105,7 @@ class Relay:
         if self._courier is not None:
             self._courier.close(session)
 
-    async def _work(self, job: Compute | ReadLog) -> None:
+    async def _work(self, job: Begin | Compute | ReadLog) -> None:
         """One question to the engine."""
         with trio.CancelScope() as scope:
             scopes = self._scopes.setdefault(job.session, set())
@@ -120,7 +120,7 @@ class Relay:
             return
         self._carry(self._hops.settle(job, outcome, trio.current_time()))
 
-    async def _ask_engine(self, job: Compute | ReadLog) -> Outcome:
+    async def _ask_engine(self, job: Begin | Compute | ReadLog) -> Outcome:
         engine = self._engine()
         outcome: Outcome
         try:
@@ -128,6 +128,8 @@ class Relay:
                 outcome = Failed(Why.STALE, "this node holds no layers any more")
             elif isinstance(job, Compute):
                 outcome = await engine.run(job.run)
+            elif isinstance(job, Begin):
+                outcome = Kept(await engine.open(job.opening) if isinstance(engine, Remembering) else 0)
             else:
                 outcome = Rows(await engine.boundary(job.session, job.layers, job.start, job.end))
         except NeedRows as error:

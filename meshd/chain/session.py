@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper, pack_ids
@@ -31,7 +31,7 @@ from meshd.chain.drafts import MAX_DRAFTS, Drafts
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, Watch
 from meshd.chain.effects import SessionEffect as Effect
 from meshd.chain.hop import FILL_ROWS
-from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Phase, Progress, Reply, Why
+from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Opened, Phase, Progress, Reply, Why
 from meshd.chain.patience import HEDGE_S, Patience
 from meshd.chain.recovery import Blame, Pulse, Replicas, Rerouted, Swap, chained, reroute
 from meshd.chain.report import Tally
@@ -44,6 +44,8 @@ MAX_LIVE: Final = 3  # attempts under way at once
 PENDING_S: Final = 1.0  # layers that are about to be proven are waited for
 RETRY_S: Final = 0.05
 PREPARE_S: Final = 10.0
+ASKED_TOKENS: Final = 64  # shorter prompts are computed in the time it takes to ask who keeps them
+OPEN_S: Final = 0.25  # who has not answered by then keeps nothing
 PAUSED_S: Final = 0.5  # a tick that comes this late was held up by this process itself
 
 
@@ -68,6 +70,14 @@ class _Stuck:
     again_at: float
 
 
+@dataclass(slots=True)
+class _Opening:
+    """The hops of the first route are asked what they keep of the prompt; None has not answered."""
+
+    have: dict[tuple[NodeId, LayerRange], int | None]
+    until: float
+
+
 class Session:
     """One request. Call `start` once, then anything."""
 
@@ -89,6 +99,7 @@ class Session:
         self.hedges = 0
         self.drafted = 0
         self.accepted = 0
+        self.cached = 0  # positions that no hop of the first route had to compute
         self.over = False
         self._self = self_id
         self._request = request
@@ -112,6 +123,8 @@ class Session:
         self._prepared: _Prepared | None = None
         self._prepare_at = now
         self._stuck: _Stuck | None = None
+        self._opening: _Opening | None = None
+        self._warm: frozenset[tuple[NodeId, LayerRange]] = frozenset()
         self._expires = math.inf if request.deadline_s is None else now + request.deadline_s
         self._token_due = now + request.token_deadline_s
         self._began = now  # when the token that is waited for was first asked for
@@ -142,7 +155,10 @@ class Session:
 
     def report(self) -> tuple[HopReport, ...]:
         """Means per hop of the route that runs."""
-        return self._tally.report(self._current.route)
+        hops = self._tally.report(self._current.route)
+        return tuple(
+            replace(hop, cached_tokens=self.cached) if (hop.node_id, hop.layers) in self._warm else hop for hop in hops
+        )
 
     def start(self, now: float) -> list[Effect]:
         """Send the first steps."""
@@ -151,7 +167,9 @@ class Session:
         route = self._current.route
         self._patience.row_s = self._replicas.expected_s(route, 64) / 64.0
         self._patience.step_s = self._replicas.expected_s(route, 1)
-        return self._begin(route, (), now)
+        if self._stepper.prompt_len < ASKED_TOKENS or not self._request.sticky:
+            return self._begin(route, (), now)
+        return self._open(route, now)
 
     def receive(self, message: ChainMessage, source: NodeId, now: float) -> list[Effect]:
         """A message from a hop."""
@@ -165,6 +183,8 @@ class Session:
                 effects = self._fill(message, source)
             case Lost():
                 effects = self._lost(message, source, now)
+            case Opened():
+                effects = self._opened(message, source, now)
             case Progress():
                 effects = self._progressed(message, source, now)
             case _:
@@ -211,6 +231,8 @@ class Session:
         dead = {node for node in self._live_nodes() if now >= self._pulse.dead_at(node)}
         if dead:
             return self._lose(dead, Why.SILENT, self._self, now)
+        if self._opening and now >= self._opening.until:
+            return self._begin_warm(self._opening, now)
         effects: list[Effect] = []
         if now >= self._patience.ask_at:
             effects += self._ask(now)
@@ -231,7 +253,8 @@ class Session:
         if self._stuck:
             return min(due, self._stuck.again_at)
         silent = min((self._pulse.dead_at(node) for node in self._live_nodes()), default=math.inf)
-        return min(due, silent, self._patience.ask_at, self._patience.hedge_at)
+        opening = self._opening.until if self._opening else math.inf
+        return min(due, silent, opening, self._patience.ask_at, self._patience.hedge_at)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -348,7 +371,7 @@ class Session:
         self._tally.add(winner.route, reply.trail, elapsed * 1000.0, tokens)
         winner.windows = len(reply.trail) == len(winner.route) and all(trace.windows for trace in reply.trail)
         if self._acked <= self._stepper.prompt_len + len(self._request.forced):  # the prompt's own pass
-            self._patience.learn_prompt(elapsed, self._acked)
+            self._patience.learn_prompt(elapsed, self._acked - self.cached)
         elif not winner.replayed and not winner.swaps:
             self._patience.learn_step(elapsed)
             if self._drafts is not None:
@@ -372,8 +395,32 @@ class Session:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
+    def _open(self, route: Route, now: float) -> list[Effect]:
+        """Ask every hop at once what it keeps of the prompt: what all of them have is neither sent nor computed."""
+        self._number += 1
+        self._opening = _Opening(dict.fromkeys(((hop.node_id, hop.layers) for hop in route), None), now + OPEN_S)
+        self._progress(now)
+        asks = [Send(hop.node_id, self._stepper.open(self._number, hop, self._request.tenant)) for hop in route]
+        return [*self._watch(route, now), *asks]
+
+    def _opened(self, opened: Opened, source: NodeId, now: float) -> list[Effect]:
+        opening, place = self._opening, (source, opened.layers)
+        if opening is None or place not in opening.have:
+            return []
+        opening.have[place] = min(opened.have, self._stepper.prompt_len - 1)
+        if None in opening.have.values():
+            return []
+        return self._begin_warm(opening, now)
+
+    def _begin_warm(self, opening: _Opening, now: float) -> list[Effect]:
+        """What every hop has counts as computed; a newcomer that has less is filled as always."""
+        self.cached = self._acked = min(have or 0 for have in opening.have.values())
+        self._warm = frozenset(opening.have)
+        return self._begin(self._current.route, (), now)
+
     def _begin(self, route: Route, swaps: tuple[Swap, ...], now: float, *, replayed: int = 0) -> list[Effect]:
         """Start an attempt from what the exit has acknowledged."""
+        self._opening = None
         self._number += 1
         self._current = Attempt(self._number, route, self._acked, now, swaps, replayed)
         self._attempts[self._number] = self._current
@@ -446,6 +493,7 @@ class Session:
 
     def _lose(self, nodes: set[NodeId], why: Why, reporter: NodeId, now: float) -> list[Effect]:
         """``nodes`` are out of every attempt that they were in."""
+        self._opening = None
         for node in nodes:
             self._blame.add(node, why, self._replicas, now)
             self._pulse.drop(node)

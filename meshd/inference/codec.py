@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from meshd.errors import BadFrame
-from meshd.inference.engine import Choice, EngineHealth, Ran, Run, Sampling
+from meshd.inference.engine import Choice, EngineHealth, Opening, Ran, Run, Sampling
 from meshd.links.wire import Message
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -32,6 +32,7 @@ EMBED: Final = "embed"
 LM_HEAD: Final = "lm_head"
 ROWS: Final = "rows"
 DROP: Final = "drop"
+OPEN: Final = "open"  # a session's prompt; the answer's head says how much of it the session ``have``s now
 
 _MAX_ROWS: Final = 1 << 22
 _CHOICE: Final = struct.Struct("<IIIddH")  # position, token, argmax, logit, logprob (NaN: none), how many alternatives
@@ -55,6 +56,9 @@ class WorkerConfig:
     max_batch: int = 32
     prefill_rows: int = 128
     max_queue: int = 256
+    digest: str = ""
+    prefix_bytes: int = 0  # of kv_budget_bytes, for the beginnings of prompts
+    prefix_ttl_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,21 @@ def run_untrusted(message: Message) -> Run:
         sampling=_sampling_untrusted(head.get("sampling")),
         history=struct.unpack(f"<{history}I", message.body[cut:]),
     )
+
+
+def open_message(opening: Opening) -> Message:
+    """An OPEN: the prompt's ids are its body."""
+    head = {"session": opening.session, "layers": opening.layers.json(), "tenant": opening.tenant}
+    return Message(OPEN, {**head, "reserve": opening.reserve_tokens}, opening.ids)
+
+
+def opening_untrusted(message: Message) -> Opening:
+    """Read an OPEN."""
+    head, tenant = message.head, message.head.get("tenant")
+    if not isinstance(tenant, str) or len(message.body) % 4 or len(message.body) > 4 * _MAX_ROWS:
+        raise BadFrame("an opening without a tenant or with half an id")
+    reserve = integer_untrusted(head, "reserve", 0, _MAX_ROWS)
+    return Opening(session_untrusted(head), layers_untrusted(head), tenant, message.body, reserve)
 
 
 _SAMPLING: Final = {

@@ -77,6 +77,19 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """A session's prompt, told before its rows: ``ids`` (int32 little-endian) whatever ``layers`` are, for a range in the middle
+    sees no ids in its rows and must not take anybody's word for what was computed from them. What is kept of prompts never
+    passes from one ``tenant`` to another. ``reserve_tokens`` as in the first run."""
+
+    session: SessionId
+    layers: LayerRange
+    tenant: str
+    ids: bytes
+    reserve_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What a run made: the emitted residual rows, or the choices at the model's end. ``compute_ms`` excludes waiting."""
 
@@ -151,6 +164,16 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Stop, with a deadline; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """An engine that keeps the beginnings of prompts when their sessions end."""
+
+    async def open(self, opening: Opening) -> int:
+        """Start the session with what is kept of its prompt; how many positions it has now. Never more than all but the last
+        one, whose row must be computed to draw a token. A session that runs already is left alone."""
         ...
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import trio
 
 from meshd.errors import EngineFailed, MeshdError, RangeNotHeld
-from meshd.inference.engine import EngineHealth, EngineInfo, Ran, Run, Sampling
+from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run, Sampling
 from meshd.inference.hash_stage import ROW_BYTES, VOCABULARY, HashSessions, HashStage
+from meshd.inference.prefix_cache import PrefixCache
 from meshd.inference.rate import Rate
 from meshd.vocabulary import LayerRange, ModelSpec, SessionId
 
@@ -46,12 +47,18 @@ class HashEngine:
         generation: int = 1,
         kv_bytes: int = DEFAULT_KV_BYTES,
         max_batch: int = MAX_BATCH,
+        prefix_bytes: int | None = None,
+        prefix_ttl_s: float = 3600.0,
     ) -> None:
         if layers.end > spec.num_layers:
             raise RangeNotHeld(f"{spec.name} has {spec.num_layers} layers, not {layers}")
         self._stage = HashStage(spec.num_layers, seed)
         self._sessions = HashSessions(
-            self._stage, layers, kv_bytes=kv_bytes, bytes_per_token_layer=max(1, spec.kv_bytes_per_token_layer)
+            self._stage,
+            layers,
+            kv_bytes=kv_bytes,
+            bytes_per_token_layer=max(1, spec.kv_bytes_per_token_layer),
+            prefixes=PrefixCache(kv_bytes // 2 if prefix_bytes is None else min(kv_bytes, prefix_bytes), prefix_ttl_s),
         )
         self.step_ms = step_ms
         self._max_batch = max_batch
@@ -140,6 +147,11 @@ class HashEngine:
     async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
         await trio.lowlevel.checkpoint()
         return self._sessions.boundary(session, layers, start, end)
+
+    async def open(self, opening: Opening) -> int:
+        await trio.lowlevel.checkpoint()
+        self._check_held(opening.layers)
+        return self._sessions.open(opening, trio.current_time())
 
     def drop(self, session: SessionId) -> None:
         self._sessions.drop(session)

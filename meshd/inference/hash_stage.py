@@ -21,7 +21,8 @@ from hashlib import blake2b
 from typing import Final
 
 from meshd.errors import BadTensor, Busy, NeedRows, RangeNotHeld
-from meshd.inference.engine import Choice, Ran, Run, Sampling
+from meshd.inference.engine import Choice, Opening, Ran, Run, Sampling
+from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache, chain_of, usable_blocks
 from meshd.vocabulary import LayerRange, SessionId
 
 ROW_BYTES: Final = 16
@@ -52,13 +53,18 @@ class HashState:
             for digests in self.kv:
                 del digests[length:]
 
+    def copy(self, length: int) -> HashState:
+        """The first ``length`` positions."""
+        return HashState([digests[:length] for digests in self.kv], self.log[:length])
+
 
 class HashStage:
     """The arithmetic of one model. Holds constants only."""
 
     def __init__(self, num_layers: int, seed: int = 0) -> None:
         self.num_layers = num_layers
-        base = f"hash:{num_layers}:{seed}:".encode()
+        self.name = f"hash:{num_layers}:{seed}:"
+        base = self.name.encode()
         self._layer = [base + f"layer:{i}:".encode() for i in range(num_layers)]
         self._embed = [blake2b(base + b"embed:%d" % i, digest_size=ROW_BYTES).digest() for i in range(VOCABULARY)]
         self._head = base + b"head:"
@@ -115,7 +121,17 @@ class HashStage:
 class HashSessions:
     """The sessions of one stage under one budget. ``now`` is monotonic seconds, used for eviction order only."""
 
-    def __init__(self, stage: HashStage, held: LayerRange, *, kv_bytes: int, bytes_per_token_layer: int) -> None:
+    def __init__(
+        self,
+        stage: HashStage,
+        held: LayerRange,
+        *,
+        kv_bytes: int,
+        bytes_per_token_layer: int,
+        prefixes: PrefixCache[HashState] | None = None,
+    ) -> None:
+        self.prefixes: PrefixCache[HashState] = prefixes or PrefixCache(kv_bytes // 2, 3600.0)
+        self._prompts: dict[tuple[SessionId, LayerRange], Chain] = {}
         self.stage = stage
         self.held = held
         self.kv_total_bytes = kv_bytes
@@ -134,6 +150,26 @@ class HashSessions:
         """How many positions a session has in ``layers``."""
         state = self._states.get((session, layers))
         return len(state) if state else 0
+
+    def open(self, opening: Opening, now: float) -> int:
+        """Start a session with a copy of what is kept of its prompt; how many positions that is."""
+        key = (opening.session, opening.layers)
+        if key in self._states:
+            return 0
+        chain = chain_of((self.stage.name, str(opening.layers), opening.tenant), opening.ids)
+        self._prompts[key] = chain
+        self.prefixes.expire(now)
+        found = self.prefixes.find(chain[: usable_blocks(opening.ids)], now)
+        if found is None:
+            return 0
+        kept, have = found
+        try:
+            reserved = self._grant(key, None, max(opening.reserve_tokens, have), now).reserved_tokens
+        except Busy:
+            return 0
+        state = self._states[key] = kept.copy(have)
+        state.reserved_tokens, state.used_at = reserved, now
+        return have
 
     def run(self, run: Run, now: float) -> Ran:
         """One step, at once. Raises NeedRows, Busy, RangeNotHeld, BadTensor; a refused run changes nothing."""
@@ -168,9 +204,16 @@ class HashSessions:
         return b"".join(state.log[start:end])
 
     def drop(self, session: SessionId) -> None:
-        """Forget a session in every range."""
+        """Forget a session that has ended, in every range, and keep the beginning of its prompt."""
         for key in [key for key in self._states if key[0] == session]:
+            state, chain = self._states[key], self._prompts.get(key, ())
             self._forget(key)
+            size = len(chain) * BLOCK_TOKENS * self._per_token_layer * len(key[1])
+            if len(state) >= len(chain) * BLOCK_TOKENS and self.prefixes.wants(chain, size, state.used_at):
+                self.prefixes.keep(chain, state.copy(len(chain) * BLOCK_TOKENS), size, state.used_at)
+                self.prefixes.release(self._used_bytes + self.prefixes.used_bytes - self.kv_total_bytes)
+        for key in [key for key in self._prompts if key[0] == session]:
+            del self._prompts[key]
 
     def evict(self, session: SessionId, layers: LayerRange) -> None:
         """Forget one state, as memory pressure would."""
@@ -185,7 +228,8 @@ class HashSessions:
         """The state with room for ``tokens``; evicts idle sessions for it or raises Busy."""
         layers = key[1]
         more = max(0, tokens - (state.reserved_tokens if state else 0)) * self._per_token_layer * len(layers)
-        if more and self._used_bytes + more > self.kv_total_bytes:
+        over = self._used_bytes + self.prefixes.used_bytes + more - self.kv_total_bytes
+        if more and over > 0 and self.prefixes.release(over) < over:
             self._make_room(more, key, now)
         if state is None:
             state = self._states[key] = self.stage.fresh(layers)

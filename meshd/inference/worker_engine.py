@@ -21,7 +21,7 @@ import trio
 from meshd.errors import BadFrame, DoesNotFit, EngineFailed, LinkLost, MeshdError
 from meshd.inference import codec
 from meshd.inference.child import Child
-from meshd.inference.engine import EngineHealth, EngineInfo, Ran, Run
+from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run
 from meshd.links.multiplex import Multiplexer
 from meshd.links.peer_link import LinkTiming, PeerLink
 from meshd.links.peer_stream import PeerStream
@@ -56,6 +56,8 @@ class WorkerOptions:
     max_batch: int = 32
     prefill_rows: int = 128
     max_queue: int = 256
+    prefix_bytes: int | None = None  # of ``kv_bytes``, for the beginnings of prompts (None: half)
+    prefix_ttl_s: float = 3600.0
     dedicated: bool = False  # nothing else computes on this device: threads may spin
 
 
@@ -85,6 +87,9 @@ def config_for(folder: Path, spec: ModelSpec, layers: LayerRange, options: Worke
         max_batch=options.max_batch,
         prefill_rows=options.prefill_rows,
         max_queue=options.max_queue,
+        digest=spec.digest,
+        prefix_bytes=kv_bytes // 2 if options.prefix_bytes is None else min(kv_bytes, options.prefix_bytes),
+        prefix_ttl_s=options.prefix_ttl_s,
     )
 
 
@@ -209,6 +214,10 @@ class WorkerEngine:
 
     async def lm_head(self, rows: bytes, n: int) -> bytes:
         return (await self._call(Message(codec.LM_HEAD, {"n": n}, rows))).body
+
+    async def open(self, opening: Opening) -> int:
+        reply = await self._call(codec.open_message(opening))
+        return codec.integer_untrusted(reply.head, "have", 0, len(opening.ids) // 4)
 
     def drop(self, session: SessionId) -> None:
         try:

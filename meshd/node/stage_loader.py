@@ -78,10 +78,19 @@ class StageLoader:
         settings = election_settings(self._config)
         check_fit(served.spec, layers, self._capacity_mb, settings)
         kv_bytes = math.floor(self._capacity_mb * MB) - weight_budget(self._capacity_mb, settings)
+        prefix_mb = self._config.prefix_cache_mb
+        prefix_bytes = None if prefix_mb is None else prefix_mb * MB
         if served.rehearsal is not None:
             model = served.rehearsal
             return HashEngine(
-                served.spec, layers, seed=model.seed, step_ms=model.step_ms, generation=generation, kv_bytes=kv_bytes
+                served.spec,
+                layers,
+                seed=model.seed,
+                step_ms=model.step_ms,
+                generation=generation,
+                kv_bytes=kv_bytes,
+                prefix_bytes=prefix_bytes,
+                prefix_ttl_s=self._config.prefix_cache_ttl,
             )
         if served.folder is None:
             raise ModelRefused(f"{served.spec.name} has no folder in the store")
@@ -100,6 +109,8 @@ class StageLoader:
                 memory_bytes=(self._capacity_mb + RUNTIME_MB) * MB,
                 kv_bytes=kv_bytes,
                 max_batch=self._config.max_batch or self._config.max_sessions,
+                prefix_bytes=prefix_bytes,
+                prefix_ttl_s=self._config.prefix_cache_ttl,
             ),
             progress=lambda share: progress("loading", share),
         )

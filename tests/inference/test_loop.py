@@ -73,6 +73,8 @@ class CountingStage:
     hidden_size = 2
     vocab_size = VOCAB
     dtype = "fp32"
+    arith = "counting"
+    packs = True
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []

@@ -28,6 +28,10 @@ class FakeState:
     def reserve(self, tokens: int) -> None:
         self.reserved = tokens
 
+    def copy_from(self, source: FakeState, tokens: int) -> None:
+        assert source.have >= tokens
+        self.have, self.nbytes = tokens, tokens * self.token_bytes
+
     def bytes_for(self, tokens: int) -> int:
         return tokens * self.token_bytes
 

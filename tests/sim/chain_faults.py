@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshd.chain.request import GenerationRequest
 from meshd.errors import Busy, DeadlineExceeded, StageUnavailable
@@ -28,6 +28,7 @@ class Tally:
     recoveries: int = 0
     accepted: int = 0
     rejected: int = 0
+    cached: int = 0
     worst_stall_s: float = 0.0
 
 
@@ -60,6 +61,7 @@ class Schedule:
         self.room = SimRoom(LAYERS, seed)
         self.tally = Tally(seed)
         self.calm = calm
+        self.prompts: list[tuple[int, ...]] = []
         room, third = self.room, LAYERS // 3
         room.add(1, self.rng.choice([LayerRange(0, third), LayerRange(0, 2 * third)]))
         room.add(2, LayerRange(third, 2 * third))
@@ -90,19 +92,29 @@ class Schedule:
             elif self.room.now > max(one.began for one in sessions) + 5.0:
                 self._heal()
 
+    def _prompt(self) -> tuple[int, ...]:
+        """A new one, or one that begins as an earlier one did."""
+        rng = self.rng
+        fresh = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 12, 12, 12, 40, 300])))
+        if self.prompts and rng.random() < 0.4:
+            begin = rng.choice(self.prompts)
+            return (*begin[: rng.choice([len(begin), rng.randrange(1, len(begin))])], *fresh)[:400]
+        if len(fresh) > 64:
+            self.prompts.append(fresh)
+        return fresh
+
     def _request(self) -> Running | None:
         rng = self.rng
-        prompt = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 12, 12, 12, 40, 300])))
+        prompt = self._prompt()
         n = rng.choice([1, 5, 24, 48])
         sampling = rng.choice(
             [Sampling(), Sampling(temperature=0.8, seed=rng.randrange(1000)), Sampling(presence_penalty=1.0)]
         )
-        request = GenerationRequest(prompt, n, sampling=sampling, deadline_s=DEADLINE_S)
+        tenant = rng.choice(["", "other"])
+        request = GenerationRequest(prompt, n, sampling=sampling, deadline_s=DEADLINE_S, tenant=tenant)
         want = reference(prompt, n, LAYERS, sampling=sampling)
         if rng.random() < 0.2 and n > 1:
-            request = GenerationRequest(
-                prompt, n, sampling=sampling, deadline_s=DEADLINE_S, forced=tuple(want[: rng.randrange(1, n)])
-            )
+            request = replace(request, forced=tuple(want[: rng.randrange(1, n)]))
         self.tally.requests += 1
         try:
             drafts = ScriptedDrafts((*prompt, *want), rng) if rng.random() < 0.8 else None
@@ -216,6 +228,7 @@ class Schedule:
         assert one.ended is not None
         assert one.ended <= one.began + one.deadline_s + 1.0, "ended past its deadline"
         self.tally.recoveries += len(one.core.recoveries)
+        self.tally.cached += one.core.cached
         self.tally.accepted += one.core.accepted
         self.tally.rejected += one.core.drafted - one.core.accepted
         assert 0 <= one.core.accepted <= one.core.drafted

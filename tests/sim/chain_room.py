@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshd.chain.drafts import Drafts
-from meshd.chain.effects import Compute, Emit, Fail, Failover, Finish, Forget, ReadLog, Recovered, Send, Watch
-from meshd.chain.hops import Failed, Held, Hops, Missing, Outcome, Rows
-from meshd.chain.messages import ChainMessage, Lost, Need, Progress, Reply, Why
+from meshd.chain.effects import Begin, Compute, Emit, Fail, Failover, Finish, Forget, ReadLog, Recovered, Send, Watch
+from meshd.chain.hops import Failed, Held, Hops, Kept, Missing, Outcome, Rows
+from meshd.chain.messages import ChainMessage, Lost, Need, Opened, Progress, Reply, Why
 from meshd.chain.replicas import DirectoryReplicas
 from meshd.chain.request import GenerationRequest
 from meshd.chain.session import Session
@@ -390,7 +390,7 @@ class SimRoom:
             match effect:
                 case Send():
                     self._send(node, effect)
-                case Compute() | ReadLog():
+                case Begin() | Compute() | ReadLog():
                     self._work(node, effect)
                 case Forget():
                     self.nodes[node].forgotten[effect.session] += 1  # what is under way for it is cancelled
@@ -398,10 +398,10 @@ class SimRoom:
                     if sessions is not None:
                         sessions.drop(effect.session)
 
-    def _work(self, node: NodeId, job: Compute | ReadLog) -> None:
+    def _work(self, node: NodeId, job: Begin | Compute | ReadLog) -> None:
         one = self.nodes[node]
         epoch, forgotten, delay = one.epoch, one.forgotten[job.session], 0.0
-        if isinstance(job, Compute):
+        if not isinstance(job, ReadLog):
             delay = one.step_s * self.rng.uniform(0.8, 1.2)
 
         def settle() -> None:
@@ -442,7 +442,9 @@ class SimRoom:
             self.at(at, arrive)
 
     def _deliver(self, source: NodeId, to: NodeId, message: ChainMessage) -> None:
-        if isinstance(message, Reply | Lost | Progress) or (isinstance(message, Need) and message.origin is None):
+        if isinstance(message, Reply | Lost | Progress | Opened) or (
+            isinstance(message, Need) and message.origin is None
+        ):
             one = self.running.get(message.session)
             if one is not None and one.entry == to and not one.over:
                 self._session_effects(one, one.core.receive(message, source, self.now))
@@ -451,7 +453,9 @@ class SimRoom:
         self._wake_hops(self.nodes[to])
 
 
-def _outcome(sessions: HashSessions, job: Compute | ReadLog, now: float) -> Outcome:
+def _outcome(sessions: HashSessions, job: Begin | Compute | ReadLog, now: float) -> Outcome:
+    if isinstance(job, Begin):
+        return Kept(sessions.open(job.opening, now))
     try:
         if isinstance(job, Compute):
             return sessions.run(job.run, now)

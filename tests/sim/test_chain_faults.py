@@ -27,6 +27,7 @@ def test_rotating_seeds(batch: int) -> None:
     tallies = _run(range(BASE + batch * BATCH, BASE + (batch + 1) * BATCH))
     assert sum(tally.answered for tally in tallies) > sum(tally.requests for tally in tallies) // 4
     assert sum(tally.recoveries for tally in tallies) > 0
+    assert sum(tally.cached for tally in tallies) > 1000
     assert sum(tally.accepted for tally in tallies) > 100
     assert sum(tally.rejected for tally in tallies) > 100
 

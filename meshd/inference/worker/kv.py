@@ -38,6 +38,13 @@ def grown(old: torch.Tensor | None, like: torch.Tensor, axis: int, capacity: int
     return new
 
 
+def _copy(old: torch.Tensor, axis: int, tokens: int, capacity: int) -> torch.Tensor:
+    """A buffer of ``capacity`` along ``axis`` with the first ``tokens`` of ``old``."""
+    new = grown(None, old, axis, capacity)
+    new.narrow(axis, 0, tokens).copy_(old.narrow(axis, 0, tokens))
+    return new
+
+
 class SessionState:
     """One session on one sub-range. ``have`` positions are computed; ``layers`` is the sub-range."""
 
@@ -62,6 +69,12 @@ class SessionState:
     def bytes_for(self, tokens: int) -> int:
         """What this state will hold once it is ``tokens`` long."""
         return capacity_for(max(tokens, self._wanted)) * self.token_bytes
+
+    def copy_from(self, source: SessionState, tokens: int) -> None:
+        """Become the first ``tokens`` positions of ``source``, which has them; this one is empty."""
+        if source._log is not None:
+            self._log = _copy(source._log, 0, tokens, self._capacity(tokens))
+        self.have = tokens
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +120,13 @@ class PackedState(SessionState):
         """`put` of keys and values that already stand together, ``[2, heads, n, head_dim]``."""
         end = start + both.shape[2]
         self._room(layer, both[0], end)[:, :, start:end] = both
+
+    def copy_from(self, source: SessionState, tokens: int) -> None:
+        if not isinstance(source, PackedState):
+            raise TypeError("states of one stage are of one kind")
+        super().copy_from(source, tokens)
+        capacity = self._capacity(tokens)
+        self.buffers = [held if held is None else _copy(held, 2, tokens, capacity) for held in source.buffers]
 
     def layer(self, layer: int) -> torch.Tensor:
         """The buffer of the sub-range's ``layer``-th layer: keys are ``[0]``, values ``[1]``."""

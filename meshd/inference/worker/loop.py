@@ -33,6 +33,7 @@ from meshd.errors import (
 from meshd.inference import codec
 from meshd.inference.batch import BLOCK_ROWS, Batcher, Limits, Slice, chunk_rows
 from meshd.inference.engine import Choice, Ran, Run
+from meshd.inference.prefix_cache import PrefixCache, chain_of, usable_blocks
 from meshd.inference.worker.link import Call, Withdrawn
 from meshd.inference.worker.sampling import draw
 from meshd.inference.worker.sessions import Sessions
@@ -101,7 +102,12 @@ class Loop:
         )
         self._runs: dict[int, _Running] = {}
         self._stateless: deque[Call] = deque()
-        self._sessions: Sessions[SessionState] = Sessions(config.kv_budget_bytes, new=stage.state)
+        self._facts = (config.digest, stage.arith)
+        # A state that is not plain keys and values cannot be copied up to a position.
+        prefixes: PrefixCache[SessionState] = PrefixCache(
+            config.prefix_bytes if stage.packs else 0, config.prefix_ttl_s
+        )
+        self._sessions: Sessions[SessionState] = Sessions(config.kv_budget_bytes, new=stage.state, prefixes=prefixes)
 
     def run_forever(self) -> None:
         """Until the daemon is gone (EOFError)."""
@@ -143,6 +149,8 @@ class Loop:
             match call.message.kind:
                 case codec.RUN:
                     self._accept_run(call)
+                case codec.OPEN:
+                    self._open(call)
                 case codec.DROP:
                     self._drop(call)
                 case codec.BOUNDARY:
@@ -176,6 +184,20 @@ class Loop:
         held = self._stage.layers
         if not held.covers(layers):
             raise RangeNotHeld(f"layers {layers} are not loaded, {held} are", held=held)
+
+    def _open(self, call: Call) -> None:
+        opening = codec.opening_untrusted(call.message)
+        self._check_held(opening.layers)
+        facts = (*self._facts, str(opening.layers), opening.tenant)
+        have = self._sessions.begin(
+            opening.session,
+            opening.layers,
+            chain_of(facts, opening.ids),
+            usable=usable_blocks(opening.ids),
+            tokens=opening.reserve_tokens,
+            now=self._clock(),
+        )
+        self._answers.reply(call.stream, Message(codec.OPEN, {"have": have}))
 
     def _drop(self, call: Call) -> None:
         session = codec.session_untrusted(call.message.head)

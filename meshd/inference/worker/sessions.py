@@ -9,7 +9,9 @@ Rules:
   granted, so a running answer is never stopped by a newcomer. Refused: Busy (a refused growth says "full").
 * When space is needed, sessions idle for `IDLE_S` go, the one idle longest first. Losing one costs time, never an answer:
   its next step is told NeedRows, and the rows come again.
-* A session ends by `drop`, or `SILENT_S` after its last run.
+* A session ends by `drop`, or `SILENT_S` after its last run. Of one that is dropped the beginning of its prompt is kept, if
+  `begin` told it (`prefix_cache`), and a later session begins with a copy. What is kept fills only space that no session
+  wants: it goes before any session does, and before anything is refused.
 * One session has one state: a run with other layers replaces it (its route has changed).
 
 Invariants: the sum of charges stays within the budget unless a single state outgrew its own reservation (it is charged what
@@ -21,14 +23,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from meshd.errors import Busy, NeedRows
+from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache
 from meshd.vocabulary import LayerRange, SessionId
 
 GROW_TOKENS: Final = 256
 IDLE_S: Final = 10.0
 SILENT_S: Final = 60.0
+MAX_PROMPTS: Final = 1024  # sessions whose prompt is remembered
 
 
 class State(Protocol):
@@ -52,6 +56,10 @@ class State(Protocol):
         """What it will take once it is that long."""
         ...
 
+    def copy_from(self, source: Any, tokens: int) -> None:
+        """Become the first ``tokens`` positions of another state of the same kind; this one is empty."""
+        ...
+
 
 StateT = TypeVar("StateT", bound=State)
 
@@ -70,7 +78,11 @@ class Session(Generic[StateT]):
 class Sessions(Generic[StateT]):
     """The table. ``new`` makes an empty state, which takes no memory yet."""
 
-    def __init__(self, budget_bytes: int, *, new: Callable[[LayerRange], StateT]) -> None:
+    def __init__(
+        self, budget_bytes: int, *, new: Callable[[LayerRange], StateT], prefixes: PrefixCache[StateT] | None = None
+    ) -> None:
+        self.prefixes: PrefixCache[StateT] = prefixes or PrefixCache(0, 0.0)
+        self._prompts: OrderedDict[SessionId, Chain] = OrderedDict()
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.evicted = 0
@@ -84,6 +96,28 @@ class Sessions(Generic[StateT]):
         """The session's state over exactly these layers, if it is here."""
         found = self._table.get(session)
         return found if found is not None and found.layers == layers else None
+
+    def begin(
+        self, session: SessionId, layers: LayerRange, chain: Chain, *, usable: int, tokens: int, now: float
+    ) -> int:
+        """A session with the prompt ``chain``, of which ``usable`` blocks may come from what is kept; how many positions did.
+        Without room for it there are none: whether the session is refused is for its first run to find out."""
+        if session in self._table:
+            return 0
+        self._prompts[session] = chain
+        while len(self._prompts) > MAX_PROMPTS:
+            self._prompts.popitem(last=False)
+        found = self.prefixes.find(chain[:usable], now)
+        if found is None:
+            return 0
+        kept, have = found
+        try:
+            made = self._admit(session, layers, max(tokens, have), now)
+        except Busy:
+            return 0
+        made.state.copy_from(kept, have)
+        self.touch(session, now)
+        return have
 
     def open(
         self,
@@ -99,7 +133,7 @@ class Sessions(Generic[StateT]):
         """The session, cut at ``start``, with room up to ``start + n``. Raises NeedRows, Busy."""
         found = self._table.get(session)
         if found is not None and found.layers != layers:
-            self.drop(session)
+            self._forget(session)
             found = None
         if start > (have := found.state.have if found else 0):
             raise NeedRows(have)
@@ -124,18 +158,35 @@ class Sessions(Generic[StateT]):
         self._charge(found, max(found.charge_bytes, found.state.nbytes))
 
     def drop(self, session: SessionId) -> bool:
-        """Forget a session. False when it is not here."""
+        """Forget a session that has ended, and keep the beginning of its prompt. False when it is not here."""
+        chain = self._prompts.pop(session, ())
+        found = self._forget(session)
+        if found is not None and found.state.have >= len(chain) * BLOCK_TOKENS:
+            self._keep(found, chain)
+        return found is not None
+
+    def _forget(self, session: SessionId) -> Session[StateT] | None:
         found = self._table.pop(session, None)
-        if found is None:
-            return False
-        self.used_bytes -= found.charge_bytes
-        return True
+        if found is not None:
+            self.used_bytes -= found.charge_bytes
+        return found
+
+    def _keep(self, ended: Session[StateT], chain: Chain) -> None:
+        """Copied and not taken over: an ended session's buffers are as long as its answer might have become."""
+        tokens = len(chain) * BLOCK_TOKENS
+        state = self._new(ended.layers)
+        if self.prefixes.wants(chain, state.bytes_for(tokens), ended.last_used):
+            state.copy_from(ended.state, tokens)
+            self.prefixes.keep(chain, state, state.nbytes, ended.last_used)
+            self.prefixes.release(self.used_bytes + self.prefixes.used_bytes - self.budget_bytes)
 
     def expire(self, now: float) -> list[SessionId]:
-        """Forget the sessions nobody has used for `SILENT_S`; which ones."""
+        """Forget the sessions nobody has used for `SILENT_S` (which ones), and prompts nobody has asked for again."""
+        self.prefixes.expire(now)
         gone = [session for session, found in self._table.items() if now >= found.last_used + SILENT_S]
         for session in gone:
-            self.drop(session)
+            self._forget(session)
+            self._prompts.pop(session, None)
         return gone
 
     def _admit(self, session: SessionId, layers: LayerRange, tokens: int, now: float) -> Session[StateT]:
@@ -168,7 +219,9 @@ class Sessions(Generic[StateT]):
 
     def _make_room(self, needed: int, now: float, *, keep: SessionId) -> bool:
         """Evict as few idle sessions as are needed; none when even all of them would not do."""
-        missing = self.used_bytes + needed - self.budget_bytes
+        missing = self.used_bytes + self.prefixes.used_bytes + needed - self.budget_bytes
+        if missing > 0:
+            missing -= self.prefixes.release(missing)
         going: list[SessionId] = []
         for session, found in self._table.items():
             if missing <= 0 or now < found.last_used + IDLE_S:
@@ -179,6 +232,6 @@ class Sessions(Generic[StateT]):
         if missing > 0:
             return False
         for session in going:
-            self.drop(session)
+            self._forget(session)
             self.evicted += 1
         return True

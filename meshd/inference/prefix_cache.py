@@ -1,0 +1,123 @@
+"""Prompts that were computed before: which of their beginnings are kept, and for whom. Pure.
+
+An entry is the state of one prompt's whole blocks of 32 positions, and answers for each of its beginnings too: ``chain_of`` turns
+a prompt into one key per block, each over everything before it, the model's digest, the range, the arithmetic and the tenant. So
+another model, range, kernel or tenant never meets the same key. Only prompt positions are ever kept: those of an answer were
+computed one row at a time, with other roundings than a later prompt would give them. A block that is full was computed from
+itself and what lies before it, whatever followed, so what is copied equals what would be computed, bit for bit.
+
+Owns the order of eviction (used longest ago first; unused for ``ttl_s``) and the sum of sizes. Must not know tensors, sessions,
+clocks: states are whatever is given. Units: bytes, tokens, seconds. Never raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+BLOCK_TOKENS: Final = 32  # the grid of block arithmetic
+ID_BYTES: Final = 4
+
+Kept = TypeVar("Kept")
+Chain = tuple[bytes, ...]
+
+
+def chain_of(facts: tuple[str, ...], ids: bytes) -> Chain:
+    """One key per whole block of ``ids`` (int32). ``facts`` are what else the rows depend on, and whose they are."""
+    digest = hashlib.sha256(repr(facts).encode())
+    keys = []
+    step = BLOCK_TOKENS * ID_BYTES
+    for at in range(0, len(ids) - step + 1, step):
+        digest.update(ids[at : at + step])
+        keys.append(digest.digest())
+    return tuple(keys)
+
+
+def usable_blocks(ids: bytes) -> int:
+    """How many blocks may come from a cache: the last id's row must be computed, for it draws the first token."""
+    return max(0, len(ids) // ID_BYTES - 1) // BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Kept]):
+    chain: Chain
+    state: Kept
+    size_bytes: int
+    used_at: float
+
+
+class PrefixCache(Generic[Kept]):
+    """States by prompt. ``budget_bytes`` 0 keeps nothing."""
+
+    def __init__(self, budget_bytes: int, ttl_s: float) -> None:
+        self.used_bytes = 0
+        self.evicted = 0
+        self._budget_bytes = budget_bytes
+        self._ttl_s = ttl_s
+        self._entries: OrderedDict[bytes, _Entry[Kept]] = OrderedDict()  # by the last key; used longest ago first
+        self._holders: dict[bytes, dict[bytes, None]] = {}  # a beginning -> the entries that have it
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, chain: Chain, now: float) -> tuple[Kept, int] | None:
+        """The state that has the longest beginning of ``chain``, and how many tokens of it are the same."""
+        for blocks in range(len(chain), 0, -1):
+            holders = self._holders.get(chain[blocks - 1])
+            if holders:
+                entry = self._use(next(reversed(holders)), now)
+                return entry.state, blocks * BLOCK_TOKENS
+        return None
+
+    def wants(self, chain: Chain, size_bytes: int, now: float) -> bool:
+        """False for what is kept already (then it counts as used) and for what can never fit."""
+        if not chain or size_bytes > self._budget_bytes:
+            return False
+        holders = self._holders.get(chain[-1])
+        if holders:
+            self._use(next(reversed(holders)), now)
+        return not holders
+
+    def keep(self, chain: Chain, state: Kept, size_bytes: int, now: float) -> None:
+        """Keep a state that `wants` has asked for; others go as far as needed, shorter ones of the same beginning first."""
+        for key in chain[:-1]:
+            if key in self._entries:
+                self._remove(key)
+        self.release(self.used_bytes + size_bytes - self._budget_bytes)
+        self._entries[chain[-1]] = _Entry(chain, state, size_bytes, now)
+        self.used_bytes += size_bytes
+        for key in chain:
+            self._holders.setdefault(key, {})[chain[-1]] = None
+
+    def release(self, size_bytes: int) -> int:
+        """Give back at least ``size_bytes`` if there is as much; how many were given."""
+        before = self.used_bytes
+        while self._entries and before - self.used_bytes < size_bytes:
+            self._remove(next(iter(self._entries)))
+            self.evicted += 1
+        return before - self.used_bytes
+
+    def expire(self, now: float) -> None:
+        """Forget what nobody has used for ``ttl_s``."""
+        while self._entries:
+            key, oldest = next(iter(self._entries.items()))
+            if now < oldest.used_at + self._ttl_s:
+                return
+            self._remove(key)
+
+    def _use(self, key: bytes, now: float) -> _Entry[Kept]:
+        entry = self._entries[key]
+        entry.used_at = now
+        self._entries.move_to_end(key)
+        return entry
+
+    def _remove(self, last: bytes) -> None:
+        entry = self._entries.pop(last)
+        self.used_bytes -= entry.size_bytes
+        for key in entry.chain:
+            holders = self._holders[key]
+            del holders[last]
+            if not holders:
+                del self._holders[key]
