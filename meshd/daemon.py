@@ -22,7 +22,7 @@ from meshd.api.app import App
 from meshd.api.guards import Access, ApiKey, Guards, Right, host_names, parse_key_file
 from meshd.api.node import Node, NodeFacts
 from meshd.api.report import answer_fields
-from meshd.chain.request import Finished, Started
+from meshd.chain.request import Finished, HopReport, Started
 from meshd.chain.service import ChainService
 from meshd.config import Config, load
 from meshd.directory import Directory, Member
@@ -67,6 +67,7 @@ from meshd.node.status import state_of, with_work
 from meshd.node.weights import Weights
 from meshd.roster import Roster
 from meshd.routing.bandit import BanditPlanner
+from meshd.routing.overclaim import OVERCLAIM, Overclaims
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId
 
 DRAIN_S: Final = 10.0
@@ -170,6 +171,7 @@ class Daemon:
         self.log = EventLog(identity.node_id, config.name, form=config.event_log, level=config.log_level)
         self.instruments = Instruments()
         self.log.subscribe(self.instruments.event)
+        self.overclaims = Overclaims()
         self.planner = BanditPlanner(
             explore_share=config.route_explore_share,
             weight_alpha=config.route_weight_alpha,
@@ -482,6 +484,24 @@ class Daemon:
 
     def _on_answer(self, started: Started, finished: Finished, tokens: int) -> None:
         self.log.emit("answer", **answer_fields(started, finished, tokens, self.directory()))
+        for hop in finished.route:
+            self._weigh_claim(hop, tokens)
+
+    def _weigh_claim(self, hop: HopReport, tokens: int) -> None:
+        """Compare what a hop took with what its node claims, and show a node that claims too much."""
+        member = self.directory().get(hop.node_id)
+        if member is None or member.health.jammed:
+            return
+        advert, before = member.advert, self.overclaims.ratio(hop.node_id)
+        claimed_ms = advert.capability.layer_ms_1
+        self.overclaims.add(
+            hop.node_id, advert.generation, hop.layers, compute_ms=hop.compute_ms, claimed_ms=claimed_ms, tokens=tokens
+        )
+        ratio = self.overclaims.ratio(hop.node_id)
+        self.roster.set_claim_ratio(hop.node_id, ratio)
+        if ratio is not None and ratio < OVERCLAIM <= (1.0 if before is None else before):
+            name = self.directory().label(hop.node_id)
+            self.log.emit("overclaim", level="warning", node=hop.node_id, name=name, ratio=round(ratio, 3))
 
     def _on_hello(self, node: NodeId, hello: Mapping[str, Any], source: Endpoint) -> None:
         if node != self.identity.node_id:

@@ -1,0 +1,45 @@
+"""Measured against claimed speed, node by node. Pure.
+
+A node says how many milliseconds a layer takes it (`Capability.layer_ms_1`); answers tell what its hops really took. The ratio,
+claimed over measured milliseconds, is known after 20 hops that were not jammed: the median of the last 20, so that a single
+slow one says nothing. A node below a third overclaims: it is shown, and routes count it with the measured speed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+from meshd.vocabulary import LayerRange, NodeId
+
+HOPS: Final = 20
+OVERCLAIM: Final = 1 / 3
+MIN_TOKENS: Final = 8  # in a shorter answer the prompt's own pass weighs too much
+MAX_NODES: Final = 1024
+
+
+class Overclaims:
+    """The last hops of each node and engine generation."""
+
+    def __init__(self) -> None:
+        self._seen: dict[NodeId, tuple[int, deque[float]]] = {}
+
+    def add(
+        self, node: NodeId, generation: int, layers: LayerRange, *, compute_ms: float, claimed_ms: float, tokens: int
+    ) -> None:
+        """An answer's hop: mean ``compute_ms`` a token over ``layers``; ``claimed_ms`` a layer. Without a claim, nothing."""
+        if tokens < MIN_TOKENS or not compute_ms > 0.0 or not claimed_ms > 0.0:
+            return
+        known, ratios = self._seen.get(node, (generation, deque[float](maxlen=HOPS)))
+        if known != generation:
+            ratios = deque(maxlen=HOPS)
+        if node not in self._seen and len(self._seen) >= MAX_NODES:
+            del self._seen[next(iter(self._seen))]
+        ratios.append(claimed_ms * len(layers) / compute_ms)
+        self._seen[node] = generation, ratios
+
+    def ratio(self, node: NodeId) -> float | None:
+        """Measured over claimed speed; None before there is enough to say."""
+        _, ratios = self._seen.get(node, (0, deque[float]()))
+        return median(ratios) if len(ratios) == HOPS else None
