@@ -130,7 +130,7 @@ class HashSessions:
         bytes_per_token_layer: int,
         prefixes: PrefixCache[HashState] | None = None,
     ) -> None:
-        self.prefixes: PrefixCache[HashState] = prefixes or PrefixCache(kv_bytes // 2, 3600.0)
+        self.prefixes: PrefixCache[HashState] = PrefixCache(kv_bytes // 2, 3600.0) if prefixes is None else prefixes
         self._prompts: dict[tuple[SessionId, LayerRange], Chain] = {}
         self.stage = stage
         self.held = held

@@ -83,6 +83,7 @@ class Outcome:
 class Room:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.drafts: NewDrafts | None = None  # the rehearsal model never repeats itself: lookup finds nothing
+        self.prefix_bytes: int | None = None
         self.net = FakeNet()
         self.planner = FakePlanner()
         self.directory = Directory(node_id(0))
@@ -94,7 +95,16 @@ class Room:
         self, number: int, layers: LayerRange | None, *, step_ms: float = 2.0, kv_bytes: int = 1 << 30, epoch: int = 1
     ) -> Node:
         me = node_id(number)
-        engine = HashEngine(spec(), layers, step_ms=step_ms, generation=epoch, kv_bytes=kv_bytes) if layers else None
+        engine = None
+        if layers:
+            engine = HashEngine(
+                spec(),
+                layers,
+                step_ms=step_ms,
+                generation=epoch,
+                kv_bytes=kv_bytes,
+                prefix_bytes=self.prefix_bytes,
+            )
         links = self.net.join(me)
         service = ChainService(
             me,

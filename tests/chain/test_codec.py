@@ -15,6 +15,8 @@ from meshd.chain.messages import (
     Fill,
     Lost,
     Need,
+    Open,
+    Opened,
     Phase,
     Progress,
     Reply,
@@ -40,12 +42,13 @@ def steps(draw: st.DrawFn) -> Step:
     first = draw(st.sampled_from([0, cuts[0]]))
     ends = [first, *[cut for cut in cuts if cut > first]]
     route = tuple(Hop(NODE, LayerRange(a, b), draw(st.integers(0, 9))) for a, b in pairwise(ends))
-    n = draw(st.integers(0, 50))
+    n, start = draw(st.integers(0, 50)), draw(counts)
+    ids = st.lists(st.integers(0, 1 << 30), max_size=32).map(tuple)
     return Step(
         session=SESSION,
         attempt=draw(counts),
         seq=draw(counts),
-        start=draw(counts),
+        start=start,
         n=n,
         emit=draw(st.integers(0, min(n, 64))),
         prompt_len=draw(counts),
@@ -62,6 +65,8 @@ def steps(draw: st.DrawFn) -> Step:
         history=tuple(draw(st.lists(st.integers(0, 1 << 30), max_size=20))),
         trail=draw(traces),
         rows=draw(st.binary(max_size=200)),
+        guess=draw(ids)[:n],
+        recent=draw(ids)[:start],
     )
 
 
@@ -80,8 +85,27 @@ others = st.one_of(
     st.builds(Need, st.just(SESSION), counts, counts, ranges, st.none() | ranges, have, st.integers(101, 1 << 20)),
     st.builds(Fill, st.just(SESSION), counts, counts, ranges, counts, st.integers(1, 4096), st.binary(max_size=99)),
     st.builds(
-        Reply, st.just(SESSION), counts, counts, counts, st.lists(choices, max_size=8).map(tuple), traces, st.booleans()
+        Reply,
+        st.just(SESSION),
+        counts,
+        counts,
+        counts,
+        st.lists(choices, max_size=8).map(tuple),
+        traces,
+        st.booleans(),
+        st.lists(counts, max_size=8).map(tuple),
     ),
+    st.builds(
+        Open,
+        st.just(SESSION),
+        counts,
+        st.builds(Hop, st.just(NODE), ranges, counts),
+        st.text(max_size=128),
+        st.text(max_size=64),
+        counts,
+        st.binary(max_size=20).map(lambda ids: ids * 4),
+    ),
+    st.builds(Opened, st.just(SESSION), counts, ranges, have),
     st.builds(Lost, st.just(SESSION), counts, st.just(NODE), ranges, st.sampled_from(Why), st.text(max_size=200)),
     st.builds(Ask, st.just(SESSION), counts, counts),
     st.builds(Progress, st.just(SESSION), counts, counts, ranges, st.sampled_from(Phase), have),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from meshd.errors import Busy, NeedRows
+from meshd.inference.prefix_cache import PrefixCache, chain_of
 from meshd.inference.worker.sessions import GROW_TOKENS, IDLE_S, SILENT_S, Session, Sessions
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -189,3 +190,66 @@ class Budget(RuleBasedStateMachine):
 
 TestBudget = Budget.TestCase
 TestBudget.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def kept_table(budget: int, prefix_budget: int) -> Sessions[FakeState]:
+    return Sessions(budget, new=lambda layers: FakeState(len(layers)), prefixes=PrefixCache(prefix_budget, ttl_s=100.0))
+
+
+def prompt_of(blocks: int) -> tuple[bytes, ...]:
+    return chain_of(("d",), bytes(4 * 32 * blocks))
+
+
+def begin(sessions: Sessions[FakeState], name: str, blocks: int, now: float) -> int:
+    chain = prompt_of(blocks)
+    return sessions.begin(SessionId(name), WHOLE, chain, usable=blocks, tokens=32 * blocks, now=now)
+
+
+def test_an_ended_sessions_prompt_is_what_a_later_one_begins_with() -> None:
+    sessions = kept_table(4000, 2000)
+    assert begin(sessions, "a", 2, 0.0) == 0
+    run(sessions, "a", 0, 70, 0.0)
+    assert sessions.drop(SessionId("a"))
+    assert sessions.used_bytes == 0
+    assert sessions.prefixes.used_bytes == 64 * 4
+    assert begin(sessions, "b", 3, 1.0) == 64
+    assert begin(sessions, "b", 3, 1.0) == 0, "a session that runs is left alone"
+    found = sessions.get(SessionId("b"), WHOLE)
+    assert found is not None
+    assert found.state.have == 64
+    run(sessions, "b", 64, 32, 1.0)
+    sessions.drop(SessionId("b"))
+    assert len(sessions.prefixes) == 1, "the longer prompt is kept in the shorter one's place"
+
+
+def test_what_was_never_computed_is_not_kept() -> None:
+    sessions = kept_table(4000, 2000)
+    begin(sessions, "a", 3, 0.0)
+    run(sessions, "a", 0, 70, 0.0)
+    sessions.drop(SessionId("a"))
+    begin(sessions, "evicted", 2, 0.0)
+    run(sessions, "evicted", 0, 70, 0.0)
+    sessions.expire(SILENT_S)
+    assert len(sessions) == len(sessions.prefixes) == 0
+
+
+def test_what_is_kept_goes_before_any_session_and_before_a_refusal() -> None:
+    sessions = kept_table(1000, 1000)
+    begin(sessions, "a", 4, 0.0)
+    run(sessions, "a", 0, 128, 0.0)
+    sessions.drop(SessionId("a"))
+    assert sessions.prefixes.used_bytes == 512
+    run(sessions, "idle", 0, 100, 0.0)
+    assert sessions.prefixes.used_bytes == 512
+    run(sessions, "b", 0, 100, IDLE_S + 1.0)
+    assert (sessions.prefixes.used_bytes, len(sessions), sessions.evicted) == (0, 2, 0)
+
+
+def test_no_room_for_a_copy_is_a_cold_start() -> None:
+    sessions = kept_table(1000, 1000)
+    begin(sessions, "a", 4, 0.0)
+    run(sessions, "a", 0, 128, 0.0)
+    sessions.drop(SessionId("a"))
+    run(sessions, "big", 0, 120, 0.0)
+    assert begin(sessions, "b", 5, 0.0) == 0
+    assert sessions.get(SessionId("b"), WHOLE) is None

@@ -81,7 +81,7 @@ class Sessions(Generic[StateT]):
     def __init__(
         self, budget_bytes: int, *, new: Callable[[LayerRange], StateT], prefixes: PrefixCache[StateT] | None = None
     ) -> None:
-        self.prefixes: PrefixCache[StateT] = prefixes or PrefixCache(0, 0.0)
+        self.prefixes: PrefixCache[StateT] = PrefixCache(0, 0.0) if prefixes is None else prefixes
         self._prompts: OrderedDict[SessionId, Chain] = OrderedDict()
         self.budget_bytes = budget_bytes
         self.used_bytes = 0

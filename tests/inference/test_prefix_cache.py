@@ -1,0 +1,151 @@
+"""Which beginnings are kept, for whom, and for how long."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from meshd.inference.prefix_cache import BLOCK_TOKENS, PrefixCache, chain_of, usable_blocks
+
+FACTS = ("digest", "arith", "0..4", "tenant")
+
+
+def pack(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def chain(*blocks: int, facts: tuple[str, ...] = FACTS) -> tuple[bytes, ...]:
+    """Each number is a block of 32 such ids."""
+    return chain_of(facts, pack([block for block in blocks for _ in range(BLOCK_TOKENS)]))
+
+
+def cache_of(budget: int = 100, ttl_s: float = 10.0) -> PrefixCache[str]:
+    return PrefixCache(budget, ttl_s)
+
+
+def test_the_longest_common_beginning_is_found() -> None:
+    cache = cache_of()
+    cache.keep(chain(1, 2, 3), "123", 30, 0.0)
+    cache.keep(chain(1, 2, 4, 5), "1245", 40, 0.0)
+    assert cache.find(chain(1, 2, 4, 9), 1.0) == ("1245", 3 * BLOCK_TOKENS)
+    assert cache.find(chain(1, 2, 3), 1.0) == ("123", 3 * BLOCK_TOKENS)
+    found = cache.find(chain(1, 7), 1.0)
+    assert found is not None
+    assert found[1] == BLOCK_TOKENS
+    assert cache.find(chain(2, 3), 1.0) is None
+
+
+def test_nothing_passes_between_tenants_models_ranges_or_kernels() -> None:
+    cache = cache_of()
+    cache.keep(chain(1, 2), "mine", 20, 0.0)
+    for place in range(len(FACTS)):
+        others = (*FACTS[:place], "other", *FACTS[place + 1 :])
+        assert cache.find(chain(1, 2, facts=others), 0.0) is None
+    assert cache.find(chain(1, 2), 0.0) is not None
+
+
+def test_facts_do_not_run_into_each_other() -> None:
+    assert chain(1, facts=("a", "bc")) != chain(1, facts=("ab", "c"))
+
+
+def test_only_whole_blocks_and_never_the_last_token() -> None:
+    assert chain_of(FACTS, pack([1] * 31)) == ()
+    assert len(chain_of(FACTS, pack([1] * 65))) == 2
+    assert [usable_blocks(pack([1] * n)) for n in (0, 1, 32, 33, 64, 65)] == [0, 0, 0, 1, 1, 2]
+
+
+def test_a_longer_prompt_replaces_the_one_it_continues() -> None:
+    cache = cache_of()
+    cache.keep(chain(1, 2), "12", 20, 0.0)
+    assert not cache.wants(chain(1, 2), 20, 0.0)
+    assert cache.wants(chain(1, 2, 3), 30, 0.0)
+    cache.keep(chain(1, 2, 3), "123", 30, 0.0)
+    assert (len(cache), cache.used_bytes) == (1, 30)
+    assert not cache.wants(chain(1, 2), 20, 0.0), "it is a beginning of what is kept"
+
+
+def test_what_was_used_longest_ago_goes_first_and_age_ends_all() -> None:
+    cache = cache_of(budget=50)
+    cache.keep(chain(1), "1", 25, 0.0)
+    cache.keep(chain(2), "2", 25, 1.0)
+    assert cache.find(chain(1), 2.0) is not None
+    cache.keep(chain(3), "3", 25, 3.0)
+    assert cache.find(chain(2), 3.0) is None
+    assert cache.find(chain(1), 4.0) is not None
+    cache.expire(12.9)
+    assert len(cache) == 2
+    cache.expire(13.5)
+    assert (len(cache), cache.used_bytes) == (1, 25)
+    cache.expire(14.0)
+    assert (len(cache), cache.used_bytes) == (0, 0)
+
+
+def test_off_keeps_nothing() -> None:
+    assert not cache_of(budget=0).wants(chain(1), 1, 0.0)
+    assert not cache_of(budget=10).wants(chain(1), 11, 0.0)
+    assert not cache_of().wants((), 1, 0.0)
+
+
+@given(st.integers(0, 120))
+def test_release_gives_at_least_what_is_asked_if_there_is_as_much(wanted: int) -> None:
+    cache = cache_of()
+    for block in range(4):
+        cache.keep(chain(block), str(block), 20, float(block))
+    given_back = cache.release(wanted)
+    assert given_back >= min(wanted, 80)
+    assert given_back < wanted + 20
+    assert cache.used_bytes == 80 - given_back
+
+
+@dataclass(frozen=True)
+class Kept:
+    blocks: tuple[int, ...]
+
+
+class Machine(RuleBasedStateMachine):
+    """Whatever is found is a state of exactly those ids; sizes add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: PrefixCache[Kept] = PrefixCache(60, 20.0)
+        self.now = 0.0
+
+    @rule(blocks=st.lists(st.integers(0, 2), max_size=5))
+    def keep(self, blocks: list[int]) -> None:
+        self.now += 1.0
+        size = 5 * len(blocks)
+        if self.cache.wants(chain(*blocks), size, self.now):
+            self.cache.keep(chain(*blocks), Kept(tuple(blocks)), size, self.now)
+            assert self.cache.find(chain(*blocks), self.now) is not None
+
+    @rule(blocks=st.lists(st.integers(0, 2), max_size=6))
+    def find(self, blocks: list[int]) -> None:
+        self.now += 1.0
+        found = self.cache.find(chain(*blocks), self.now)
+        if found is not None:
+            kept, tokens = found
+            n = tokens // BLOCK_TOKENS
+            assert 0 < n <= len(blocks)
+            assert list(kept.blocks[:n]) == blocks[:n]
+
+    @rule(size=st.integers(0, 70))
+    def release(self, size: int) -> None:
+        self.cache.release(size)
+
+    @rule(seconds=st.floats(0.0, 30.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.cache.expire(self.now)
+
+    @invariant()
+    def bounded(self) -> None:
+        assert 0 <= self.cache.used_bytes <= 60
+        assert (self.cache.used_bytes == 0) == (len(self.cache) == 0)
+        assert not self.cache._holders or len(self.cache)
+
+
+TestMachine = Machine.TestCase
