@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshd.cli.local_room import LocalRoom
-from tests.rooms import MB, PROMPT, mapped_bytes, meshd, noise
+from tests.rooms import MB, PROMPT, children, mapped_bytes, meshd, noise
 
 pytestmark = pytest.mark.daemon
 KEPT_OUT = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "gguf")
@@ -24,7 +24,7 @@ def test_a_daemon_is_small(four_halves: LocalRoom) -> None:
         for library in KEPT_OUT:
             assert f"/{library}/" not in mapped, f"{name} has loaded {library}"
         assert mapped_bytes(pid, "VmRSS") <= 64 * MB
-        assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
+        assert children(pid) == []
 
 
 def test_it_has_nothing_to_complain_of(four_halves: LocalRoom) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshd.cli.local_room import LocalRoom
-from tests.rooms import MB, mapped_bytes, noise, streamed, until
+from tests.rooms import MB, children, mapped_bytes, noise, streamed, until
 
 pytestmark = [pytest.mark.daemon, pytest.mark.model]
 PROMPT = "Once upon a time, in a lighthouse by the sea, there lived"
@@ -66,8 +66,8 @@ def test_what_the_processes_take(smollm2_room: LocalRoom) -> None:
 def engine_workers(pid: int) -> list[int]:
     """The torch processes below a daemon."""
     found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for child in children(pid):
         command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         if b"meshd.inference.worker" in command:
-            found.append(int(child))
+            found.append(child)
     return found
