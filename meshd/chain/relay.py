@@ -15,7 +15,7 @@ from meshd.chain.effects import Begin, Compute, Forget, HopEffect, ReadLog, Send
 from meshd.chain.hops import Failed, Held, Hops, Kept, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Opened, Progress, Reply, Why
 from meshd.errors import BadTensor, Busy, MeshdError, NeedRows, RangeNotHeld
-from meshd.inference.engine import Engine, Remembering
+from meshd.inference.engine import Engine
 from meshd.vocabulary import NodeId, SessionId
 
 TICK_S: Final = 0.5  # hops' timers are seconds; only while there are sessions
@@ -129,7 +129,7 @@ class Relay:
             elif isinstance(job, Compute):
                 outcome = await engine.run(job.run)
             elif isinstance(job, Begin):
-                outcome = Kept(await engine.open(job.opening) if isinstance(engine, Remembering) else 0)
+                outcome = Kept(await engine.open(job.opening))
             else:
                 outcome = Rows(await engine.boundary(job.session, job.layers, job.start, job.end))
         except NeedRows as error:

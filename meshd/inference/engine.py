@@ -150,8 +150,13 @@ class Engine(Protocol):
         """The rows ``[start, end)`` that this session's run of ``layers`` sent downstream. Raises NeedRows(have)."""
         ...
 
+    async def open(self, opening: Opening) -> int:
+        """Start a session with what is kept of its prompt; how many positions it has now (0: an engine may keep nothing).
+        Never the last one, whose row must be computed to draw a token. A session that runs already is left alone."""
+        ...
+
     def drop(self, session: SessionId) -> None:
-        """Forget a session (all its ranges). Never waits, never fails."""
+        """A session has ended: forget it (all its ranges) but for what is kept of its prompt. Never waits, never fails."""
         ...
 
     async def forward(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
@@ -164,16 +169,6 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Stop, with a deadline; idempotent."""
-        ...
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """An engine that keeps the beginnings of prompts when their sessions end."""
-
-    async def open(self, opening: Opening) -> int:
-        """Start the session with what is kept of its prompt; how many positions it has now. Never more than all but the last
-        one, whose row must be computed to draw a token. A session that runs already is left alone."""
         ...
 
 

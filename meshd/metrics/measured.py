@@ -13,7 +13,7 @@ import trio
 
 from meshd.chain.request import Chain, Event, Finished, GenerationRequest, Started, Stoppable, Tokens
 from meshd.errors import MeshdError
-from meshd.inference.engine import Engine, EngineHealth, EngineInfo, Ran, Run
+from meshd.inference.engine import Engine, EngineHealth, EngineInfo, Opening, Ran, Run
 from meshd.metrics.instruments import Instruments
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -55,6 +55,9 @@ class MeasuredEngine:
 
     async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
         return await self._engine.boundary(session, layers, start, end)
+
+    async def open(self, opening: Opening) -> int:
+        return await self._engine.open(opening)
 
     def drop(self, session: SessionId) -> None:
         self._engine.drop(session)

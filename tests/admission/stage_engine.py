@@ -14,7 +14,7 @@ import torch
 import trio
 
 from meshd.errors import NeedRows
-from meshd.inference.engine import EngineHealth, EngineInfo, Ran, Run
+from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run
 from meshd.inference.worker.sampling import draw
 from meshd.inference.worker.skeleton import DTYPES
 from meshd.inference.worker.stage import Item, SessionState, Stage
@@ -67,6 +67,9 @@ class StageEngine:
             state.have = max(state.have, start)  # a slot whose last row is junk
             (rows,) = self._stage.step(part, [Item(state, start, run.n, run.n, run.prompt_len, rows)], logits=False)
         return rows
+
+    async def open(self, opening: Opening) -> int:
+        return 0
 
     def drop(self, session: SessionId) -> None:
         self._sessions.pop(session, None)
