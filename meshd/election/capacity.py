@@ -63,7 +63,7 @@ class Device:
 def check_fit(spec: ModelSpec, layers: LayerRange, capacity_mb: float, settings: Settings) -> None:
     """Raises DoesNotFit, by how many MB, for a range that the budget does not hold."""
     if layers.end > spec.num_layers:
-        raise DoesNotFit(f"layers {layers}: {spec.name} has {spec.num_layers}")
+        raise DoesNotFit(f"layers {layers} cannot be: {spec.name} has {spec.num_layers} layers (--layers)")
     needed_mb = capacity_for(spec.weight_bytes(layers), settings)
     if needed_mb > sane_mb(capacity_mb):
         short_mb = math.ceil(needed_mb - sane_mb(capacity_mb))

@@ -32,7 +32,7 @@ RUNTIME_BYTES: Final = 330 * MB
 """What torch and transformers take before any weight (measured)."""
 
 _MODULE: Final = "meshd.inference.worker"
-_STALLED_S: Final = 120.0  # loading makes progress or has failed: one tensor never takes that long to page in
+_STALLED_S: Final = 300.0  # loading makes progress or has failed: one tensor never takes that long to page in
 _ELEMENT_BYTES: Final = {"int8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _MAX_DROPS: Final = 1024
 _DYING_S: Final = 1.0

@@ -217,7 +217,7 @@ class LinkPool:
                 self._adopt(self._link(guest), guest.role)
                 adopted = True
         except (MeshdError, OSError) as error:
-            _log.info("an inbound link was refused: %s", error)
+            _log.debug("an inbound link was refused: %s", error)
         except Exception:  # noqa: BLE001  # whatever a stranger sends must not stop the node; it is logged whole
             _log.exception("greeting an inbound link failed")
         finally:
