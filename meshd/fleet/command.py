@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--except", dest="barred", metavar="NODE", help="rotate-key: bar this node and give it no new key"
     )
+    parser.add_argument(
+        "--grace", type=float, default=10, metavar="S", help="rotate-key: how long clients may use the old key (10)"
+    )
     parser.add_argument("--purge", action="store_true", help="remove: identity and models too")
     parser.add_argument("--forget", action="store_true", help="remove: forget a device that does not answer, too")
     return parser
@@ -114,7 +117,7 @@ def _run(argv: Sequence[str]) -> int:
             elif command == "upgrade":
                 Upgrade(fleet, _wish(options), find(options.wheels, place), place).run()
             elif command == "rotate-key":
-                Rotation(fleet, barred).run()
+                Rotation(fleet, barred, grace_s=options.grace).run()
             elif command == "remove":
                 _remove(fleet, options)
             else:

@@ -24,7 +24,7 @@ def restart(worker: Worker, fleet: Fleet, *, version: str, accept_gap: bool = Fa
     if not accept_gap:
         _wait_for_others(worker)
     worker.doing("draining")
-    if left := worker.ask("drain", timeout_s=DRAIN_S)["left"]:
+    if left := worker.ask("drain", patience_s=DRAIN_S)["left"]:
         worker.outcome.warnings.append(f"restarted while work ran: {left}")
     worker.doing("restarting")
     before = worker.ask("restart")["before"]

@@ -1,12 +1,14 @@
 """`mass-equip rotate-key`: a new mesh key for every device, while the room serves.
 
 Three steps, each finished everywhere before the next: all accept the new key, all send with it, all forget the old one. Two
-devices that are one step apart always know each other's first key. The new key is noted before the first device gets it, so a
+devices that are one step apart always know each other's first key. Before the last step clients get a while to change to the API
+key that the new key derives: both are good until then. The new key is noted before the first device gets it, so a
 rotation that was interrupted goes on where it stopped when it is called again.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from meshd.errors import LocalError, UsageError
@@ -42,10 +44,11 @@ def barred_id(ledger: Ledger, word: str) -> tuple[str, Device | None]:
 
 
 class Rotation:
-    """One run. ``barred``: a node id that no link accepts from now on, and that does not get the new key."""
+    """One run. ``barred``: a node id that no link accepts from now on, and that does not get the new key. ``grace_s``: how long
+    clients may still send the old API key once the new one is in the ledger."""
 
-    def __init__(self, fleet: Fleet, barred: str = "") -> None:
-        self.fleet, self.barred = fleet, barred
+    def __init__(self, fleet: Fleet, barred: str = "", *, grace_s: float = 10.0) -> None:
+        self.fleet, self.barred, self.grace_s = fleet, barred, grace_s
         self.ledger = fleet.ledger
 
     def run(self) -> None:
@@ -59,6 +62,8 @@ class Rotation:
             self.ledger.set_key(self.fleet.workers[0].ask("get_key")["lines"])
         new = self._new_key()
         for step, ring in zip(STEPS, rings(self.ledger.key, new), strict=True):
+            if step == STEPS[-1]:
+                time.sleep(self.grace_s)
             self.fleet.each(lambda worker, step=step, ring=ring: self._push(worker, step, ring))  # type: ignore[misc]  # mypy cannot type a lambda's defaults
             self._all_well(f"the rotation stopped before all could {step}; no request is lost meanwhile")
             self.ledger.set_key(ring)

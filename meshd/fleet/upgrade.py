@@ -76,7 +76,8 @@ class Upgrade:
             return ""
         with contextlib.suppress(DeviceFailed):
             worker.ask("switch", stamp=before)
-            if worker.ask("look").get("status", {}).get("version") != before.rpartition("-")[0]:
+            status = worker.ask("look").get("status", {})
+            if status.get("version") != before.rpartition("-")[0] or status.get("state") == "draining":
                 worker.ask("restart")
             return f" (back to {before})"
         return f" (and going back to {before} failed)"

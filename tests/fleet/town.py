@@ -87,11 +87,9 @@ class Town:
         seen: dict[str, Any] = {}
         try:
             yield seen
-            output, _ = process.communicate("", timeout=120)
-            seen.update(json.loads(output))
         finally:
-            process.kill()
-            process.wait()
+            output, _ = process.communicate("", timeout=120)
+        seen.update(json.loads(output))
 
 
 def wheels(source: Path, place: Path) -> Path:
