@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshd.cli.models import ensure
-
 from benchmarks import Recorder, quantiles
 from meshd.cli.local_room import LocalRoom
+from meshd.cli.models import ensure
 
 TOKENS = 64
 MOMENTS = (0, 1, 2, 20, 63)  # after so many tokens; 0 = in prefill

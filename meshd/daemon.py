@@ -53,6 +53,7 @@ from meshd.models.store import ModelStore
 from meshd.node import admitting, electing, model, pass_on, share_wire
 from meshd.node.admitting import Admitting
 from meshd.node.advertising import Self, advert_of
+from meshd.node.bar_watch import watch_bars
 from meshd.node.fetcher import Fetcher
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.key_watch import watch_key
@@ -321,6 +322,10 @@ class Daemon:
         nursery.start_soon(self.serving.run)
         if self.ring is not None:
             nursery.start_soon(watch_key, self.config.mesh_key_path, self.ring, self._on_key, self.log)
+        bars = BlockList(self.config.state / "blocked")
+        nursery.start_soon(
+            watch_bars, self.links, bars, lambda node: self.log.emit("barred", level="warning", peer=node)
+        )
         nursery.start_soon(remember_routes, self.planner, self.config.state)
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()

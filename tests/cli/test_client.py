@@ -54,7 +54,9 @@ def whole_request(near: socket.socket) -> bytes:
     while b"\r\n\r\n" not in data:
         data += near.recv(65536)
     head, _, body = data.partition(b"\r\n\r\n")
-    length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
     while len(body) < length:
         body += near.recv(65536)
     return head + b"\r\n\r\n" + body
