@@ -92,6 +92,15 @@ class Client:
         """The JSON document at ``path`` from the first entry that answers. Raises RequestFailed, NoEntry."""
         return self._call("GET", path, None)
 
+    def text(self, path: str) -> str:
+        """The body at ``path`` as it stands (``/metrics``)."""
+        for url in self._ring():
+            try:
+                return self._http.get(url + path).raise_for_status().text
+            except httpx.HTTPError:
+                continue
+        raise NoEntry(f"none of {', '.join(self._urls)} answers {path}")
+
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """POST and return the JSON answer."""
         return self._call("POST", path, body or {})
