@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from meshd.fleet.device import facts
 from tests.fleet.numbers import LAYERS
 from tests.fleet.town import ROOT, Town, kill, newer, until, wheels
 from tests.netlab import machine
@@ -88,45 +89,42 @@ def test_a_device_that_comes_later_takes_the_thinnest_range(town: Town, first_ru
     until(town.healthy, "two proven replicas of everything")
 
 
-def test_the_key_is_changed_under_load(town: Town, first_run: dict[str, Any]) -> None:
-    ring = town.office.home / ".config/meshd/fleet/mesh.key"
-    before = ring.read_text()
-    with town.streams(*town.hosts) as seen:
-        town.command("rotate-key")
-    assert seen["wrong"] == []
-    assert seen["least"] > 0
-    after = ring.read_text()
-    assert after != before
-    assert len(after.splitlines()) == 1
-    assert all(after.strip() in (host.home / ".local/share/meshd/mesh.key").read_text() for host in town.hosts)
-    assert all(before.strip() not in (host.home / ".local/share/meshd/mesh.key").read_text() for host in town.hosts)
-    assert town.healthy()
-
-
-def test_the_room_is_upgraded_under_load(town: Town, first_run: dict[str, Any], tmp_path: Path) -> None:
-    town.wheels = wheels(newer(ROOT, tmp_path / "source", "0.9.9"), tmp_path / "wheels")
-    with town.streams(*town.hosts) as seen:
-        upgraded = town.command("upgrade")
-    assert seen["wrong"] == []
-    assert seen["least"] > 0
-    assert {item["version"] for item in upgraded["devices"]} == {"0.9.9"}
-    assert all(town.get("/status", host)["version"] == "0.9.9" for host in town.hosts)
-    until(town.healthy, "two proven replicas of everything")
-
-
-def test_a_stolen_device_is_barred(town: Town, first_run: dict[str, Any]) -> None:
-    thief = town.hosts[4]
+def test_the_key_is_changed_under_load_and_a_stolen_device_shut_out(town: Town, first_run: dict[str, Any]) -> None:
+    thief, stay = town.hosts[4], town.hosts[:4]
     thief_id = town.get("/status", thief)["node_id"]
-    done = town.command("rotate-key", "--except", f"{thief.address}")
-    assert {item["host"] for item in done["devices"]} == {f"root@{host.address}" for host in town.hosts[:4]}
-    assert thief_id in (town.hosts[0].home / ".local/share/meshd/blocked").read_text()
+    ring = town.office.home / ".config/meshd/fleet/mesh.key"
+    before = ring.read_text().strip()
+    with town.streams(*stay) as seen:
+        done = town.command("rotate-key", "--except", thief.address)
+    assert seen["wrong"] == []
+    assert seen["least"] > 0
+    assert {item["host"] for item in done["devices"]} == {f"root@{host.address}" for host in stay}
+    (after,) = ring.read_text().split()
+    assert after != before
+    for host in stay:
+        state = host.home / ".local/share/meshd"
+        assert facts.key_lines((state / "mesh.key").read_text()) == [after]
+        assert thief_id in (state / "blocked").read_text()
 
     def forgotten() -> bool:
         peers = town.get("/mesh/peers", town.hosts[0])["peers"]
         return all(peer["state"] in ("dead", "left") for peer in peers if peer["node_id"] == thief_id)
 
-    until(forgotten, "the room to lose sight of it")
-    assert town.healthy()
+    until(forgotten, "the room to lose sight of the stolen device")
+    thief.power_off()
+    until(town.healthy, "two proven replicas of everything")
+
+
+def test_the_room_is_upgraded_under_load(town: Town, first_run: dict[str, Any], tmp_path: Path) -> None:
+    town.wheels = wheels(newer(ROOT, tmp_path / "source", "0.9.9"), tmp_path / "wheels")
+    stay = town.hosts[:4]
+    with town.streams(*stay) as seen:
+        upgraded = town.command("upgrade")
+    assert seen["wrong"] == []
+    assert seen["least"] > 0
+    assert {item["version"] for item in upgraded["devices"]} == {"0.9.9"}
+    assert all(town.get("/status", host)["version"] == "0.9.9" for host in stay)
+    until(town.healthy, "two proven replicas of everything")
 
 
 def test_a_removed_device_keeps_nothing_but_its_identity(town: Town, first_run: dict[str, Any]) -> None:
