@@ -22,7 +22,7 @@ from typing import Final
 
 from meshd.errors import BadTensor, Busy, NeedRows, RangeNotHeld
 from meshd.inference.engine import Choice, Opening, Ran, Run, Sampling
-from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache, chain_of, usable_blocks
+from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache, chain_of, usable_tokens
 from meshd.vocabulary import LayerRange, SessionId
 
 ROW_BYTES: Final = 16
@@ -159,10 +159,10 @@ class HashSessions:
         chain = chain_of((self.stage.name, str(opening.layers), opening.tenant), opening.ids)
         self._prompts[key] = chain
         self.prefixes.expire(now)
-        found = self.prefixes.find(chain[: usable_blocks(opening.ids)], now)
+        found = self.prefixes.find(chain, now)
         if found is None:
             return 0
-        kept, have = found
+        kept, have = found[0], min(found[1], usable_tokens(opening.ids))
         try:
             reserved = self._grant(key, None, max(opening.reserve_tokens, have), now).reserved_tokens
         except Busy:

@@ -35,9 +35,9 @@ def chain_of(facts: tuple[str, ...], ids: bytes) -> Chain:
     return tuple(keys)
 
 
-def usable_blocks(ids: bytes) -> int:
-    """How many blocks may come from a cache: the last id's row must be computed, for it draws the first token."""
-    return max(0, len(ids) // ID_BYTES - 1) // BLOCK_TOKENS
+def usable_tokens(ids: bytes) -> int:
+    """How many positions may come from a cache: the last id's row must be computed, for it draws the first token."""
+    return max(0, len(ids) // ID_BYTES - 1)
 
 
 @dataclass(slots=True)

@@ -42,10 +42,10 @@ def test_the_same_prompt_again_is_neither_sent_nor_computed() -> None:
             assert cached(await ask(room, PROMPT, 1)) == 0
             cold = rows_sent(room)
             out = await ask(room, PROMPT, 1)
-            assert cached(out) == 480, "the last token's block is computed: it draws the answer's first token"
-            assert rows_sent(room) - cold < cold / 10
+            assert cached(out) == 511, "the last token is computed: it draws the answer's first one"
+            assert rows_sent(room) - cold < cold / 100
             assert out.finished is not None
-            assert [hop.cached_tokens for hop in out.finished.route] == [480] * 3
+            assert [hop.cached_tokens for hop in out.finished.route] == [511] * 3
 
     run(main)
 
@@ -71,9 +71,9 @@ def test_another_tenant_is_cold() -> None:
             await three_stages(room)
             await ask(room, PROMPT, tenant="a")
             assert cached(await ask(room, PROMPT, tenant="b")) == 0
-            assert cached(await ask(room, PROMPT, tenant="a")) == 480
+            assert cached(await ask(room, PROMPT, tenant="a")) == 511
             assert cached(await ask(room, PROMPT, tenant="")) == 0
-            assert cached(await ask(room, PROMPT, tenant="a", entry=1)) == 480, "whichever entry it comes through"
+            assert cached(await ask(room, PROMPT, tenant="a", entry=1)) == 511, "whichever entry it comes through"
 
     run(main)
 
@@ -100,7 +100,7 @@ def test_the_chain_begins_where_all_hops_agree() -> None:
             room.kill(2)
             await room.restart(2)
             assert cached(await ask(room, PROMPT)) == 0, "a node that has restarted holds nothing"
-            assert cached(await ask(room, PROMPT)) == 480
+            assert cached(await ask(room, PROMPT)) == 511
 
     run(main)
 
@@ -118,7 +118,7 @@ def test_a_death_after_a_warm_start_is_recovered_from(victim: int) -> None:
             assert recovery.replayed_tokens >= len(PROMPT), "the newcomer is filled from logs that were copied too"
             hops = {hop.node_id: hop.cached_tokens for hop in out.finished.route}
             assert hops[recovery.to_node] == 0
-            assert sorted(hops.values()) == [0, 480, 480]
+            assert sorted(hops.values()) == [0, 511, 511]
 
     run(main)
 

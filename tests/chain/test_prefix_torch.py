@@ -39,6 +39,13 @@ def test_warm_equals_cold(tmp_path: Path) -> None:
             assert other.finished.cached_tokens == 0
             assert other.choices == cold.choices
 
+            blocks = replace(request, prompt=PROMPT[:128], tenant="a")
+            warm = await room.ask(blocks)
+            assert warm.finished.cached_tokens == 127, "all but the row that draws"
+            cold = await room.ask(replace(blocks, tenant="d"))
+            assert cold.finished.cached_tokens == 0
+            assert warm.choices == cold.choices
+
             turn = replace(request, prompt=(*PROMPT, *(choice.token for choice in cold.choices), *PROMPT[:40]))
             second = await room.ask(turn)
             assert second.finished.cached_tokens == 128

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from meshd.inference.prefix_cache import BLOCK_TOKENS, PrefixCache, chain_of, usable_blocks
+from meshd.inference.prefix_cache import BLOCK_TOKENS, PrefixCache, chain_of, usable_tokens
 
 FACTS = ("digest", "arith", "0..4", "tenant")
 
@@ -55,7 +55,7 @@ def test_facts_do_not_run_into_each_other() -> None:
 def test_only_whole_blocks_and_never_the_last_token() -> None:
     assert chain_of(FACTS, pack([1] * 31)) == ()
     assert len(chain_of(FACTS, pack([1] * 65))) == 2
-    assert [usable_blocks(pack([1] * n)) for n in (0, 1, 32, 33, 64, 65)] == [0, 0, 0, 1, 1, 2]
+    assert [usable_tokens(pack([1] * n)) for n in (0, 1, 32, 33, 64, 65)] == [0, 0, 31, 32, 63, 64]
 
 
 def test_a_longer_prompt_replaces_the_one_it_continues() -> None:

@@ -202,7 +202,7 @@ def prompt_of(blocks: int) -> tuple[bytes, ...]:
 
 def begin(sessions: Sessions[FakeState], name: str, blocks: int, now: float) -> int:
     chain = prompt_of(blocks)
-    return sessions.begin(SessionId(name), WHOLE, chain, usable=blocks, tokens=32 * blocks, now=now)
+    return sessions.begin(SessionId(name), WHOLE, chain, most=32 * blocks - 1, tokens=32 * blocks, now=now)
 
 
 def test_an_ended_sessions_prompt_is_what_a_later_one_begins_with() -> None:
@@ -212,6 +212,8 @@ def test_an_ended_sessions_prompt_is_what_a_later_one_begins_with() -> None:
     assert sessions.drop(SessionId("a"))
     assert sessions.used_bytes == 0
     assert sessions.prefixes.used_bytes == 64 * 4
+    assert begin(sessions, "same", 2, 1.0) == 63, "the last row is computed: it draws the first token"
+    assert sessions.drop(SessionId("same"))
     assert begin(sessions, "b", 3, 1.0) == 64
     assert begin(sessions, "b", 3, 1.0) == 0, "a session that runs is left alone"
     found = sessions.get(SessionId("b"), WHOLE)

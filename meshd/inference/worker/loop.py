@@ -33,7 +33,7 @@ from meshd.errors import (
 from meshd.inference import codec
 from meshd.inference.batch import BLOCK_ROWS, Batcher, Limits, Slice, chunk_rows
 from meshd.inference.engine import Choice, Ran, Run
-from meshd.inference.prefix_cache import PrefixCache, chain_of, usable_blocks
+from meshd.inference.prefix_cache import PrefixCache, chain_of, usable_tokens
 from meshd.inference.worker.link import Call, Withdrawn
 from meshd.inference.worker.sampling import draw
 from meshd.inference.worker.sessions import Sessions
@@ -193,7 +193,7 @@ class Loop:
             opening.session,
             opening.layers,
             chain_of(facts, opening.ids),
-            usable=usable_blocks(opening.ids),
+            most=usable_tokens(opening.ids),
             tokens=opening.reserve_tokens,
             now=self._clock(),
         )

@@ -97,20 +97,18 @@ class Sessions(Generic[StateT]):
         found = self._table.get(session)
         return found if found is not None and found.layers == layers else None
 
-    def begin(
-        self, session: SessionId, layers: LayerRange, chain: Chain, *, usable: int, tokens: int, now: float
-    ) -> int:
-        """A session with the prompt ``chain``, of which ``usable`` blocks may come from what is kept; how many positions did.
+    def begin(self, session: SessionId, layers: LayerRange, chain: Chain, *, most: int, tokens: int, now: float) -> int:
+        """A session with the prompt ``chain``, of which ``most`` positions may come from what is kept; how many did.
         Without room for it there are none: whether the session is refused is for its first run to find out."""
         if session in self._table:
             return 0
         self._prompts[session] = chain
         while len(self._prompts) > MAX_PROMPTS:
             self._prompts.popitem(last=False)
-        found = self.prefixes.find(chain[:usable], now)
+        found = self.prefixes.find(chain, now)
         if found is None:
             return 0
-        kept, have = found
+        kept, have = found[0], min(found[1], most)
         try:
             made = self._admit(session, layers, max(tokens, have), now)
         except Busy:
