@@ -70,6 +70,13 @@ def attempt(work: Callable[[Worker], None], worker: Worker) -> None:
         work(worker)
     except DeviceFailed as failed:
         worker.progress.failed(worker.outcome, str(failed))
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:  # an answer of another version, or a file that is in the way
+        worker.progress.failed(worker.outcome, f"unexpected: {type(error).__name__}: {error}")
 
 
 def until(condition: Callable[[], Any], wait_s: float, lacking: Callable[[], str]) -> Any:

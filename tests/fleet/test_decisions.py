@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import subprocess
@@ -20,7 +21,7 @@ from meshd.fleet.hosts import Device
 from meshd.fleet.ledger import Entry, Ledger
 from meshd.fleet.rolling import alone_with
 from meshd.fleet.rotate import barred_id, rings
-from meshd.fleet.wheels import Cargo, find, fits
+from meshd.fleet.wheels import ROOT, Cargo, find, fits
 from meshd.fleet.work import has_place
 
 ONE, TWO, THREE = Device("one"), Device("two"), Device("three")
@@ -184,3 +185,21 @@ def test_a_device_without_python_says_so(tmp_path: Path) -> None:
 
 def test_what_a_login_shell_prints_is_no_answer() -> None:
     assert agent.answer_in("welcome\n\nlast login yesterday\n") is None
+
+
+# --- what each half may need ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "more"),
+    [("fleet/device", ("meshd.fleet.device",)), ("fleet", ("meshd.fleet", "meshd.errors", "meshd.vocabulary"))],
+)
+def test_neither_half_needs_anything_installed(folder: str, more: tuple[str, ...]) -> None:
+    wrong = []
+    for path in sorted((ROOT / "meshd" / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            foreign = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+            wrong += [f"{path.name} imports {name}" for name in foreign if not name.startswith(more)]
+    assert wrong == []
