@@ -153,6 +153,7 @@ class Client:
                         raise
                     problem = error
                 if len(progress.tokens) > before:
+                    self._first = (self._first + 1) % len(self._urls)  # not the one that just failed
                     break
             if len(progress.tokens) == before and (len(self._urls) == 1 or time.monotonic() >= give_up):
                 raise problem or NoEntry("no entry given")
