@@ -259,7 +259,11 @@ class Connection:
             raise _Gone
 
     async def _client_leaves(self) -> None:
-        """Return when the client has closed its side, or sends more than a client that waits would."""
+        """Return when the client has closed its side, or sends more than a client that waits would.
+
+        A client that has its whole answer does not wait: what it sends is its next request, however large, and is left for
+        later.
+        """
         ahead = 0
         try:
             while ahead <= _READ_AHEAD_BYTES:
@@ -270,6 +274,8 @@ class Connection:
                 self._h11.receive_data(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
+        if self._h11.our_state is h11.DONE:
+            await trio.sleep_forever()
 
     async def _refuse(self, out: _Out, error: MeshdError) -> None:
         """Send the error. If the client is still sending, close in a way that lets it read the answer first."""
