@@ -13,6 +13,7 @@ HEDGE_FACTOR: Final = 8.0
 FEW_ROWS: Final = 64
 ASK_AFTER_S: Final = 0.3
 ASK_EVERY_S: Final = 0.25
+TRIES_LEFT: Final = 4  # a wait takes at most this part of the time that is left
 
 
 class Patience:
@@ -31,11 +32,11 @@ class Patience:
         """True at the first suspicion since the last token."""
         return self._factor <= 2.0
 
-    def progressed(self, now: float, rows: int) -> None:
-        """Something moved."""
+    def progressed(self, now: float, rows: int, left_s: float) -> None:
+        """Something moved; ``left_s`` remain until the request gives up."""
         self.progress_at = now
         self.ask_at = now + ASK_AFTER_S
-        self.hedge_at = now + self._limit_s(rows)
+        self.hedge_at = now + self._wait_s(rows, left_s)
 
     def token(self) -> None:
         """A token came: suspicions start anew."""
@@ -44,10 +45,10 @@ class Patience:
     def asked(self, now: float) -> None:
         self.ask_at = now + ASK_EVERY_S
 
-    def suspected(self, now: float, rows: int) -> None:
+    def suspected(self, now: float, rows: int, left_s: float) -> None:
         """The hedge's time has come."""
         self._factor *= 2.0
-        self.hedge_at = now + self._limit_s(rows) * self._factor
+        self.hedge_at = now + self._wait_s(rows, left_s, self._factor)
 
     def learn_prompt(self, elapsed_s: float, rows: int) -> None:
         """A prompt of ``rows`` rows took that long. Of a short one most was a pass, or a fault, and not its rows."""
@@ -57,5 +58,7 @@ class Patience:
         """A plain step took that long."""
         self.step_s = elapsed_s if self.step_s == 0.0 else 0.8 * self.step_s + 0.2 * elapsed_s
 
-    def _limit_s(self, rows: int) -> float:
-        return max(HEDGE_S, HEDGE_FACTOR * (self.step_s + rows * self.row_s))
+    def _wait_s(self, rows: int, left_s: float, factor: float = 1.0) -> float:
+        """How long without progress before something is tried: never so long that no time is left for it to work."""
+        limit_s = max(HEDGE_S, HEDGE_FACTOR * (self.step_s + rows * self.row_s)) * factor
+        return min(limit_s, max(HEDGE_S, left_s / TRIES_LEFT))

@@ -568,7 +568,7 @@ class Session:
 
     def _suspect(self, now: float) -> list[Effect]:
         """Nothing has moved for too long: who holds it up?"""
-        self._patience.suspected(now, self._rows_ahead())
+        self._patience.suspected(now, self._rows_ahead(), self._remaining_s(now))
         if self._current.dead:
             return []
         quiet = {node for node in self._current.nodes if self._pulse.quiet(node, now)}
@@ -637,7 +637,7 @@ class Session:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _progress(self, now: float) -> None:
-        self._patience.progressed(now, self._rows_ahead())
+        self._patience.progressed(now, self._rows_ahead(), self._remaining_s(now))
 
     def _rows_ahead(self) -> int:
         """Rows under way or to be replayed, beside the one of a plain step."""

@@ -117,7 +117,8 @@ def _tree(root: type[MeshdError]) -> Iterator[type[MeshdError]]:
         yield from _tree(child)
 
 
-_BY_CODE: Final = {cls.code: cls for cls in _tree(MeshdError)}
+# Only the shared tree travels: a package's own leaves would depend on what happens to be imported.
+_BY_CODE: Final = {cls.code: cls for cls in _tree(MeshdError) if cls.__module__ == MeshdError.__module__}
 _REBUILD: Final[Mapping[type[MeshdError], Callable[[str, Mapping[str, Any]], MeshdError]]] = {
     NeedRows: _need_rows,
     RangeNotHeld: _range_not_held,
