@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def _ask(other: subprocess.Popen[str]) -> float:
 
 async def _decode(engine: WorkerEngine, sessions: int, tokens: int) -> float:
     """Tokens per second of all sessions together, their prompts not counted."""
-    names = [SessionId(f"{i:032x}") for i in range(sessions)]
+    names = [SessionId(secrets.token_hex(16)) for _ in range(sessions)]  # new ones: a drop is not waited for
     firsts = [await _step(engine, name, IDS, 0) for name in names]
 
     async def one(name: SessionId, token: int) -> None:
