@@ -268,8 +268,10 @@ def _unavailable(directory: Directory, digest: str, gaps: list[LayerRange]) -> S
 
 
 def _doubt(member: Member, penalised: bool) -> float:
-    """A jammed node answers late, a suspect or lost one perhaps not at all."""
-    if penalised or member.state is NodeStatus.SUSPECT:
+    """A jammed node answers late, a lost one perhaps not at all; one that gossip cannot reach either is the last to try."""
+    if member.state is NodeStatus.SUSPECT:
+        return 2 * GONE
+    if penalised:
         return GONE
     return SLOW if member.last_resort else 0.0
 
