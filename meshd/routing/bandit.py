@@ -107,9 +107,8 @@ class BanditPlanner:
         holders = [h for h in self._holders(directory, digest, layers.end, now) if h.node_id not in avoid]
 
         def cost(holder: Holder, hop: Hop) -> tuple[float, ...]:
-            doubt = max(holder.doubt, GONE if holder.node_id in lost else 0.0)
             foreign = bool(arith) and holder.arith != arith
-            return doubt, float(foreign), 1.0, self._slowness(holder, hop)
+            return _after_losses(holder, lost), float(foreign), 1.0, self._slowness(holder, hop)
 
         return cover(holders, layers, self._rng, cost)
 
@@ -215,7 +214,7 @@ class BanditPlanner:
         lost = self._penalties.touched(now)
 
         def cost(holder: Holder, hop: Hop) -> tuple[float, ...]:
-            return max(holder.doubt, GONE if holder.node_id in lost else 0.0), 1.0, self._slowness(holder, hop)
+            return _after_losses(holder, lost), 1.0, self._slowness(holder, hop)
 
         found = cover(holders, LayerRange(0, num_layers), rng, cost)
         assert found is not None, "holders without a gap always make a route"  # noqa: S101 - checked by `missing`
@@ -274,6 +273,11 @@ def _doubt(member: Member, penalised: bool) -> float:
     if penalised:
         return GONE
     return SLOW if member.last_resort else 0.0
+
+
+def _after_losses(holder: Holder, lost: Collection[NodeId]) -> float:
+    """A holder's doubt, when somebody lost it lately too."""
+    return max(holder.doubt, GONE if holder.node_id in lost else 0.0)
 
 
 def _may_become_routable(member: Member) -> bool:
