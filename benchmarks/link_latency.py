@@ -22,7 +22,8 @@ from meshd.identity.mesh_key import KeyRing, MeshKey
 from meshd.identity.node_key import NodeKey
 from meshd.links import tls
 from meshd.links.multiplex import Multiplexer
-from meshd.links.peer_link import PeerLink, PeerStream
+from meshd.links.peer_link import PeerLink
+from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 

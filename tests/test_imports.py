@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,13 +70,31 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield node.module or ""
+
+
+def targets(path: Path, known: set[str]) -> set[str]:
+    """The modules of ``known`` that one imports, for type checking and inside functions too. ``from package import module`` is
+    the module, not the package."""
+    found = {name for name in imports(path) if name in known}
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom):
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & known
+            found |= inside
+            if len(inside) == len(node.names):
+                found.discard(node.module or "")
+    return found
 
 
 def test_packages_meet_only_at_the_seams() -> None:
@@ -91,6 +110,33 @@ def test_packages_meet_only_at_the_seams() -> None:
             if other not in ALLOWED[package] | {package, "vocabulary", "errors"}:
                 wrong.append(f"{name} imports {target}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {name for name, _ in modules()}
+    circle = circle_in({name: targets(path, known) - {name} for name, path in modules()})
+    assert not circle, " imports ".join(circle)
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """A path that ends where it began; [] when nothing can be reached from itself."""
+    clear: set[str] = set()  # leads into no circle
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        for target in sorted(graph[name] - clear):
+            if circle := walk(target, [*path, name]):
+                return circle
+        clear.add(name)
+        return []
+
+    return next((circle for name in sorted(graph) if (circle := walk(name, []))), [])
+
+
+def test_a_circle_is_found_with_its_way() -> None:
+    assert circle_in({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"e"}, "e": {"c"}}) == ["c", "d", "e", "c"]
+    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_only_the_worker_sees_torch_and_only_discovery_sees_zeroconf() -> None:
@@ -117,7 +163,7 @@ def test_pure_modules_import_with_io_blocked(name: str) -> None:
 
 def _typing_only(path: Path, target: str) -> bool:
     """True when the import stands under TYPE_CHECKING, or takes only the Random class that is handed in."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module == target == "random":
             return [alias.name for alias in node.names] == ["Random"]
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
 from meshd.cli import qspec
+from meshd.cli.bars import bars
 from meshd.cli.room import Json, StateDir, console, state_dir
 from meshd.models.hash_model import is_hash_model, parse_hash_model
-from meshd.models.progress import Progress
 from meshd.models.store import ModelStore, StoredModel
 from meshd.vocabulary import MB, ModelSpec
 
@@ -96,21 +92,6 @@ def _pull(name: str, store: ModelStore) -> StoredModel:
 
 def _warn(text: str) -> None:
     typer.echo(f"meshd: warning: {text}", err=True)
-
-
-@contextmanager
-def bars() -> Iterator[Progress]:
-    """A progress bar for each stage of work on a model."""
-    columns = (TextColumn("{task.description:12s}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console) as shown:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = shown.add_task(stage, total=total_bytes or None)
-            shown.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
-
-        yield progress
 
 
 def _document(model: StoredModel) -> dict[str, object]:

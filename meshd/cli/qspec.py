@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from meshd.cli.bars import bars
 from meshd.cli.room import Json, StateDir, state_dir
 from meshd.errors import LocalError
 from meshd.models.hash_model import is_hash_model
@@ -26,8 +27,6 @@ def qspec(
     as_json: Json = False,
 ) -> None:
     """Record a model's qspec again: what admission compares a node's arithmetic with."""
-    from meshd.cli.models import bars
-
     if is_hash_model(model):
         raise LocalError(f"{model} needs no qspec: every node computes what is expected of it")
     stored = ModelStore.under(state_dir(state)).get(model)

@@ -37,8 +37,6 @@ from meshd.links.transport import READ_BYTES, transport_of
 from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
-__all__ = ["LinkTiming", "PeerLink", "PeerStream"]
-
 PINGS_KEPT: Final = 8
 
 

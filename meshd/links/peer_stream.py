@@ -9,20 +9,41 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
 from meshd.errors import LinkLost, MeshdError, StreamCancelled
 from meshd.links.assemble import Inbound
+from meshd.links.multiplex import Multiplexer
 from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
-if TYPE_CHECKING:
-    from meshd.links.peer_link import PeerLink
-
 SEND_AHEAD_BYTES: Final = 256 << 10
 """A stream takes another message while less than this waits to be written."""
+
+
+class Carrier(Protocol):
+    """What a stream needs of the link that carries it."""
+
+    @property
+    def peer(self) -> NodeId: ...
+
+    @property
+    def mux(self) -> Multiplexer: ...
+
+    @property
+    def room(self) -> trio.lowlevel.ParkingLot:
+        """Where senders wait while their stream has enough queued."""
+        ...
+
+    def flush(self) -> None:
+        """Write what may go, as far as the transport takes it."""
+        ...
+
+    def prune(self) -> None:
+        """Forget streams that both ends finished."""
+        ...
 
 
 class PeerStream:
@@ -42,7 +63,7 @@ class PeerStream:
         "id",
     )
 
-    def __init__(self, link: PeerLink, stream: int, first: Inbound | None) -> None:
+    def __init__(self, link: Carrier, stream: int, first: Inbound | None) -> None:
         self.id = stream
         self._link = link
         self._first = first
@@ -58,11 +79,6 @@ class PeerStream:
     @property
     def peer(self) -> NodeId:
         return self._link.peer
-
-    @property
-    def link(self) -> PeerLink:
-        """The connection that carries the stream."""
-        return self._link
 
     def first(self) -> Message | None:
         """The message that opened a peer's stream, once; None when the stream broke before anybody looked."""

@@ -23,7 +23,8 @@ from meshd.errors import Busy, LinkLost, LocalError, MeshdError, WrongPeer
 from meshd.links import tls
 from meshd.links.dialling import Backoff
 from meshd.links.doorkeeper import BULK, MAIN, Doorkeeper, Guest, Hello, endpoint_of
-from meshd.links.peer_link import LinkTiming, PeerLink, PeerStream
+from meshd.links.peer_link import LinkTiming, PeerLink
+from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Message
 from meshd.vocabulary import Endpoint, NodeId
 

@@ -12,7 +12,8 @@ import trio.testing
 from meshd.errors import LinkLost, NeedRows, StreamCancelled
 from meshd.links.frame import MAX_BODY_BYTES
 from meshd.links.multiplex import Multiplexer
-from meshd.links.peer_link import PeerLink, PeerStream
+from meshd.links.peer_link import PeerLink
+from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Link, Message, Stream
 from meshd.vocabulary import NodeId
 

@@ -1,0 +1,27 @@
+"""Progress bars on the terminal: how work on a model, which only reports bytes, is shown to who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from meshd.cli.room import console
+from meshd.models.progress import Progress
+
+
+@contextmanager
+def bars() -> Iterator[Progress]:
+    """A progress bar for each stage of work on a model."""
+    columns = (TextColumn("{task.description:12s}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(stage, total=total_bytes or None)
+            shown.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
+
+        yield progress
