@@ -25,6 +25,7 @@ from meshd.errors import MeshdError
 from meshd.eventlog import EventLog
 from meshd.inference.keeper import StageKeeper
 from meshd.links.wire import Links, Message, Stream
+from meshd.routing.overclaim import as_delivered
 from meshd.vocabulary import Advert, LayerRange, Loading, ModelSpec, NodeId, NodeStatus
 
 HOLD: Final = "election.hold"
@@ -128,7 +129,7 @@ class Electing:
         now, members = trio.current_time(), self._directory().members.values()
         present = [member for member in members if member.state in _PRESENT]
         view = RoomView(
-            adverts=tuple(member.advert for member in present),
+            adverts=tuple(as_delivered(member) for member in present),
             admitted=frozenset(member.node_id for member in present if member.admitted),
             suspects=frozenset(member.node_id for member in present if member.state is NodeStatus.SUSPECT),
         )

@@ -2,21 +2,34 @@
 
 A node says how many milliseconds a layer takes it (`Capability.layer_ms_1`); answers tell what its hops really took. The ratio,
 claimed over measured milliseconds, is known after 20 hops that were not jammed: the median of the last 20, so that a single
-slow one says nothing. A node below a third overclaims: it is shown, and routes count it with the measured speed.
+slow one says nothing. A node below a third overclaims: it is shown, and routes and the election count it with the measured
+speed.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from meshd.vocabulary import LayerRange, NodeId
+from meshd.directory import Member
+from meshd.vocabulary import Advert, LayerRange, NodeId
 
 HOPS: Final = 20
 OVERCLAIM: Final = 1 / 3
 MIN_TOKENS: Final = 8  # in a shorter answer the prompt's own pass weighs too much
 MAX_NODES: Final = 1024
+_LEAST: Final = 0.01  # a ratio of zero would make a layer take for ever
+
+
+def as_delivered(member: Member) -> Advert:
+    """The member's advert, with the measured speed in place of one that it overclaims."""
+    ratio, capability = member.claim_ratio, member.advert.capability
+    if ratio is None or ratio >= OVERCLAIM or not capability.layer_ms_1 > 0.0:
+        return member.advert
+    slower = replace(capability, layer_ms_1=capability.layer_ms_1 / max(ratio, _LEAST))
+    return replace(member.advert, capability=slower)
 
 
 class Overclaims:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from meshd.routing.overclaim import HOPS, OVERCLAIM, Overclaims
+import pytest
+
+from meshd.directory import Member
+from meshd.election.elect import elect
+from meshd.election.settings import Settings
+from meshd.routing.overclaim import HOPS, OVERCLAIM, Overclaims, as_delivered
 from meshd.vocabulary import LayerRange, NodeId
+from tests.election.specs import advert, hash_spec
+from tests.routing.rooms import member
 
 A = NodeId("a" * 32)
 TEN = LayerRange(5, 15)
@@ -41,3 +48,28 @@ def test_short_answers_and_missing_claims_count_for_nothing() -> None:
     assert told([100.0] * HOPS, tokens=7).ratio(A) is None
     assert told([100.0] * HOPS, claimed_ms=0.0).ratio(A) is None
     assert told([0.0] * HOPS).ratio(A) is None
+
+
+def test_the_election_counts_an_overclaimer_with_what_it_delivers() -> None:
+    honest, boaster = (
+        member(1, (0, 10), layer_ms=2.0, claim_ratio=0.8),
+        member(2, (0, 10), layer_ms=0.2, claim_ratio=0.1),
+    )
+    assert as_delivered(honest) == honest.advert
+    assert as_delivered(boaster).capability.layer_ms_1 == pytest.approx(2.0)
+    assert as_delivered(boaster).layers == boaster.advert.layers
+
+
+def test_an_overclaimer_gets_no_wider_range_than_its_measured_speed_earns() -> None:
+    """Ten times the speed claimed, and taken away again: the boaster's range is that of a device that claims the truth."""
+    sizes = hash_spec(30, 10)
+    honest = advert(1, 360, layer_ms=2.0)
+
+    def range_of(layer_ms: float, claim_ratio: float | None = None) -> LayerRange | None:
+        boaster = Member(advert(2, 360, layer_ms=layer_ms), claim_ratio=claim_ratio)
+        return elect(
+            sizes, [honest, as_delivered(boaster)], boaster.node_id, Settings(target_replicas=1, lane_fraction=0.0)
+        )
+
+    assert range_of(2.0) == range_of(0.2, claim_ratio=0.1)
+    assert range_of(2.0) != range_of(0.2)
