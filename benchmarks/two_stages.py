@@ -3,7 +3,7 @@
 Three lanes, one stream each, one thread a worker: one engine worker driven from this process (no daemon, no chain), one daemon
 with every layer, and two daemons with half the layers each, under a mesh key (TLS). The lanes take turns in every round, so that
 all meet the same noise; a round's ratios are of that round, and the median round is told. Also the time to the first token of a
-prompt of 512 tokens. The lanes must say the same tokens.
+prompt of 512 tokens. The lanes must say the same tokens; nothing is guessed, since the bare worker's driver does not guess.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _start(room: LocalRoom, ranges: Sequence[str]) -> None:
 
 
 def _asks(room: LocalRoom) -> Lane:
-    return lambda prompt, tokens: stream(room, tokens, tokens=list(prompt))
+    return lambda prompt, tokens: stream(room, tokens, tokens=list(prompt), drafts=False)
 
 
 async def _compare(recorder: Recorder, spec: ModelSpec, lanes: dict[str, Lane]) -> None:

@@ -59,6 +59,7 @@ async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
     sampling = read_sampling(fields, node, temperature=0.0)
     stops = read_stops(fields)
     stream = fields.flag("stream")
+    drafts = fields.flag("drafts", True)
     kv = fields.choice("kv", ("sticky", "stateless"))
     deadline_ms = fields.integer("deadline_ms", 60_000, 1, MAX_DEADLINE_MS)
     forced = _forced(fields, owner, sampling.temperature)
@@ -75,6 +76,7 @@ async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
         sticky=node.sticky if kv is None else kv == "sticky",
         deadline_s=deadline_ms / 1000,
         tenant=tenant,
+        drafts=drafts,
     )
     return Asked(request, stops, stream)
 

@@ -283,7 +283,7 @@ class Entry:
             route=planned.hops,
             replicas=DirectoryReplicas(parts.planner, parts.directory, spec.digest, planned.hops),
             now=began,
-            drafts=parts.drafts(request) if parts.drafts else None,
+            drafts=parts.drafts(request) if parts.drafts and request.drafts else None,
         )
         parts.planner.begin(planned, began)
         parts.notice("route", {"session": session, "mode": planned.mode, "signature": planned.signature})

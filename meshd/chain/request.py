@@ -31,6 +31,7 @@ class GenerationRequest:
     deadline_s: float | None = 60.0
     token_deadline_s: float = 60.0
     tenant: str = ""
+    drafts: bool = True  # False: nothing is guessed; the answer is the same, only its speed is not
 
 
 @dataclass(frozen=True, slots=True)

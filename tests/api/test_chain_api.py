@@ -199,6 +199,7 @@ def test_resuming_what_had_ended_gives_its_end_without_a_hop(had: list[int], rea
         ({"stop": ["x"] * 99}, "stop"),
         ({"kv": "maybe"}, "kv"),
         ({"stream": "yes"}, "stream"),
+        ({"drafts": 1}, "drafts"),
         ({"deadline_ms": 0}, "deadline_ms"),
         ({"route": [1]}, "route"),
         ({"prompt": 5}, "prompt"),
@@ -290,10 +291,11 @@ def test_a48_an_answer_stops_at_the_end_of_the_context() -> None:
 def test_pins_may_be_names_or_ids() -> None:
     rig = Rig(FakeChain(ids("abc")))
     with client(rig) as http:
-        assert ask(http, route=["n1", N2], kv="stateless").status_code == 200
+        assert ask(http, route=["n1", N2], kv="stateless", drafts=False).status_code == 200
         unknown = ask(http, route=["n1", "n9"])
     assert rig.chain.requests[0].pinned == (N1, N2)
     assert not rig.chain.requests[0].sticky
+    assert not rig.chain.requests[0].drafts
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (409, "bad_route")
 
 

@@ -100,15 +100,17 @@ def test_answers_are_the_same_and_take_fewer_passes(sampling: Sampling) -> None:
     run(main)
 
 
-def test_penalties_are_not_guessed_at() -> None:
-    sampling = Sampling(temperature=0.7, seed=12, presence_penalty=0.5)
+@pytest.mark.parametrize(
+    ("sampling", "drafts"), [(Sampling(temperature=0.7, seed=12, presence_penalty=0.5), True), (Sampling(), False)]
+)
+def test_penalties_are_not_guessed_at_nor_who_wants_no_guesses(sampling: Sampling, drafts: bool) -> None:
     want = reference(PROMPT, 30, LAYERS, sampling=sampling)
 
     async def main() -> None:
         async with open_room() as room:
             room.drafts = lambda _request: ScriptedDrafts((*PROMPT, *want), random.Random(5))
             await three_stages(room)
-            out = await room.ask(9, GenerationRequest(PROMPT, 30, sampling=sampling))
+            out = await room.ask(9, GenerationRequest(PROMPT, 30, sampling=sampling, drafts=drafts))
             assert out.tokens == want
             assert out.finished is not None
             assert out.finished.timings.drafted_tokens == 0
