@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ import httpx
 from meshd.errors import MeshdError, PeerError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
+SILENCE_S: Final = 2.0  # an entry that is asked to gives a sign of life every half second
+_CONNECT_S: Final = 3.0
+_AWAKE_S: Final = 1.0  # how long other entries have to say that they are there
+_BEAT: Final = {"X-Mesh-Beat": "1"}
 _ELSEWHERE: Final = frozenset(
     {429, 502, 503, 504}
 )  # another entry may do better; other statuses are the caller's fault
@@ -45,12 +50,15 @@ class NoEntry(PeerError):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """New text of a running answer. The last piece carries the whole answer object in ``final``. ``route`` names the nodes
-    that compute it, as far as they were known when this entry accepted the request."""
+    that compute it, as far as they were known when this entry accepted the request; ``entry`` is the URL that it came from and
+    ``session`` what that entry calls it."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
     route: tuple[str, ...] = ()
     final: Mapping[str, Any] | None = None
+    entry: str = ""
+    session: str = ""
 
 
 @dataclass(slots=True)
@@ -62,18 +70,25 @@ class _Progress:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     route: tuple[str, ...] = ()
+    session: str = ""
 
 
 class Client:
-    """A room behind one or more entries. ``urls`` are tried in turn; the one that answered last is tried first."""
+    """A room behind one or more entries. ``urls`` are tried in turn; the one that answered last is tried first.
+
+    A stream with another entry to go to does not wait for one that is silent: it asks for signs of life, and goes on at
+    whichever of the others answers first when there are none for `SILENCE_S`. ``timeout_s`` is for everything else."""
 
     def __init__(
         self, urls: Sequence[str] | str = DEFAULT_URL, *, key: str | None = None, timeout_s: float = 60.0
     ) -> None:
         self._urls = [urls] if isinstance(urls, str) else list(urls)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(timeout_s, connect=3.0)
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         self._http = httpx.Client(headers=headers, timeout=timeout, trust_env=False)
+        several = len(self._urls) > 1
+        self._stream_timeout = httpx.Timeout(min(timeout_s, SILENCE_S), connect=_AWAKE_S) if several else timeout
+        self._stream_headers = _BEAT if several else {}
         self._first = 0
 
     def __enter__(self) -> Client:
@@ -85,6 +100,10 @@ class Client:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def prefer(self, url: str) -> None:
+        """Begin at this one of the entries next time."""
+        self._first = self._urls.index(url)
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
@@ -139,31 +158,66 @@ class Client:
         for as long as ``patience_s`` passes without any progress. Raises RequestFailed, NoEntry."""
         request = {**body, "stream": True, **({} if prompt is None else {"prompt": prompt})}
         progress = _Progress()
+        tried: set[int] = set()
+        before, give_up = 0, time.monotonic() + patience_s
         while True:
-            before, give_up = len(progress.tokens), time.monotonic() + patience_s
-            problem: Exception | None = None
-            for url in self._ring():
-                try:
-                    yield from self._stream_at(url, request, progress)
-                    return
-                except httpx.TransportError as error:
-                    problem = _unreachable(url, error)
-                except RequestFailed as error:
-                    if error.http_status not in _ELSEWHERE:
-                        raise
-                    problem = error
-                if len(progress.tokens) > before:
-                    self._first = (self._first + 1) % len(self._urls)  # not the one that just failed
-                    break
-            if len(progress.tokens) == before and (len(self._urls) == 1 or time.monotonic() >= give_up):
-                raise problem or NoEntry("no entry given")
+            try:
+                yield from self._stream_at(self._urls[self._first].rstrip("/"), request, progress)
+                return
+            except httpx.TransportError as error:
+                problem: MeshdError = _unreachable(self._urls[self._first], error)
+            except RequestFailed as error:
+                if error.http_status not in _ELSEWHERE:
+                    raise
+                problem = error
+            if len(progress.tokens) > before:
+                before, give_up = len(progress.tokens), time.monotonic() + patience_s
+                tried.clear()
+            elif len(self._urls) == 1:
+                raise problem
+            self._go_elsewhere(tried, problem, give_up)
+
+    def _go_elsewhere(self, tried: set[int], problem: MeshdError, give_up: float) -> None:
+        """Choose the next entry. Raises ``problem`` once all have been tried and the time is over."""
+        tried.add(self._first)
+        left = [i % len(self._urls) for i in range(self._first + 1, self._first + len(self._urls))]
+        left = [i for i in left if i not in tried]
+        if not left:
+            if time.monotonic() >= give_up:
+                raise problem
             time.sleep(0.05)
+            tried.clear()
+            left = [(self._first + 1) % len(self._urls)]
+        self._first = self._awake(left) if isinstance(problem, NoEntry) and len(left) > 1 else left[0]
+
+    def _awake(self, among: Sequence[int]) -> int:
+        """Whoever says first that it is there: where one entry has gone, others may have gone with it."""
+        asking = ThreadPoolExecutor(min(8, len(among)))
+        try:
+            asked = {asking.submit(self._is_awake, self._urls[i].rstrip("/")): i for i in among}
+            for answer in as_completed(asked, timeout=_AWAKE_S):
+                if answer.result():
+                    return asked[answer]
+        except TimeoutError:
+            pass  # none of them: then the next in turn is as good as any
+        finally:
+            asking.shutdown(wait=False, cancel_futures=True)
+        return among[0]
+
+    def _is_awake(self, url: str) -> bool:
+        try:
+            return self._http.get(f"{url}/healthz", timeout=_AWAKE_S).is_success
+        except httpx.HTTPError:
+            return False
 
     def _stream_at(self, url: str, request: Mapping[str, Any], progress: _Progress) -> Iterator[Piece]:
         body = dict(request)
         if progress.tokens or progress.seed is not None:
             body.update(seed=progress.seed, digest=progress.digest, resume={"tokens": progress.tokens})
-        with self._http.stream("POST", url + "/chain", json=body) as response:
+        asking = self._http.stream(
+            "POST", url + "/chain", json=body, headers=self._stream_headers, timeout=self._stream_timeout
+        )
+        with asking as response:
             if response.status_code != 200:
                 response.read()
                 _document(response)
@@ -171,14 +225,16 @@ class Client:
                 if "error" in event:
                     raise RequestFailed(int(event["error"].get("status") or 503), event["error"])
                 if "finish_reason" in event:
-                    yield Piece(final=_whole(event, progress))
+                    yield Piece(final=_whole(event, progress), entry=url, session=progress.session)
                     return
                 if "tokens" in event:
                     progress.tokens += event["tokens"]
                     progress.text += event.get("text", "")
-                    yield Piece(event.get("text", ""), tuple(event["tokens"]), progress.route)
+                    ids = tuple(event["tokens"])
+                    yield Piece(event.get("text", ""), ids, progress.route, entry=url, session=progress.session)
                 else:
                     progress.seed, progress.digest = event.get("seed"), event.get("digest")
+                    progress.session = str(event.get("id", ""))
                     progress.route = tuple(hop["name"] for hop in event.get("route", ()))
         raise httpx.RemoteProtocolError("the stream ended without an end")
 

@@ -14,7 +14,7 @@ from email.utils import formatdate
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from meshd.api import chain_api, tensors, views
+from meshd.api import beat, chain_api, tensors, views
 from meshd.api.asking import Owner, not_ready, owner
 from meshd.api.assets import assets
 from meshd.api.connection import Plan
@@ -190,8 +190,13 @@ class App:
         )
 
     async def _chain(self, fields: Fields, own: Owner, request: Request, writer: Writer) -> Response | None:
-        asked = await chain_api.read(fields, own, self._node, request.tenant)
-        return await chain_api.answer_chain(asked, own, self._node, request, writer)
+        async def run(way_out: Writer) -> Response | None:
+            asked = await chain_api.read(fields, own, self._node, request.tenant)
+            return await chain_api.answer_chain(asked, own, self._node, request, way_out)
+
+        if beat.HEADER in request.headers and fields.flag("stream"):
+            return await beat.beating(writer, run)
+        return await run(writer)
 
     async def _chat(self, fields: Fields, own: Owner, request: Request, writer: Writer) -> Response | None:
         wanted = await read_chat(fields, own, self._node, request.tenant)

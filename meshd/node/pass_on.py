@@ -20,7 +20,12 @@ from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import NodeId
 
 KIND: Final = "http"
-_FORWARDED: Final = ("content-type", "accept", "x-request-id")  # nothing else of a request's headers concerns its owner
+_FORWARDED: Final = (
+    "content-type",
+    "accept",
+    "x-request-id",
+    "x-mesh-beat",
+)  # nothing else of a request's headers concerns its owner
 
 
 class Passer:

@@ -1,0 +1,90 @@
+"""Signs of life in a stream that has nothing to say, for clients that ask for them."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import pytest
+import trio
+
+from meshd.api import beat
+from meshd.client import Client
+from meshd.errors import StageUnavailable
+from meshd.vocabulary import LayerRange
+from tests.api.rig import Rig, client, events_of, served
+from tests.fakes.chain import FakeChain
+
+IDS = tuple(b"a quiet night")
+BEAT = {"X-Mesh-Beat": "1"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat, "BEAT_S", 0.02)
+    monkeypatch.setattr(beat, "START_S", 0.05)
+
+
+def stream(http: httpx.Client, **headers: str) -> tuple[int, list[str]]:
+    """Status and lines, up to the second comment or the end."""
+    lines: list[str] = []
+    body = {"prompt": "x", "max_tokens": len(IDS), "stream": True}
+    with http.stream("POST", "/chain", json=body, headers=headers) as answer:
+        for line in answer.iter_lines():
+            lines.append(line)
+            if lines.count(": still here") == 2:
+                break
+        return answer.status_code, lines
+
+
+@pytest.mark.parametrize("hold_at", [0, 4])
+def test_a_silent_stream_gives_signs_of_life(hold_at: int) -> None:
+    with client(Rig(FakeChain(IDS, hold_at=hold_at))) as http:
+        status, lines = stream(http, **BEAT)
+    assert status == 200
+    assert sum(line.startswith('data: {"tokens"') for line in lines) == hold_at, lines
+    assert lines.count(": still here") == 2
+
+
+def test_nobody_who_did_not_ask_sees_one() -> None:
+    with client(Rig(FakeChain(IDS))) as http:
+        answer = http.post("/chain", json={"prompt": "x", "max_tokens": 3, "stream": True})
+    assert len(events_of(answer.text)) == 5
+
+
+def test_a_failure_before_the_first_token_is_a_status_while_that_can_be() -> None:
+    with client(Rig(FakeChain(IDS, error=StageUnavailable([LayerRange(15, 30)])))) as http:
+        status, lines = stream(http, **BEAT)
+    assert status == 503
+    assert "stage_unavailable" in lines[0]
+
+
+class Pause:
+    """Waited for like an event that is set after a while."""
+
+    async def wait(self) -> None:
+        await trio.sleep(0.2)
+
+
+def test_a_later_failure_is_an_event() -> None:
+    gone = StageUnavailable([LayerRange(15, 30)])
+    chain = FakeChain(IDS, hold_at=0, release=Pause(), error=gone, error_at=1)  # type: ignore[arg-type]  # only waited for
+    with client(Rig(chain)) as http:
+        answer = http.post("/chain", json={"prompt": "x", "max_tokens": 3, "stream": True}, headers=BEAT)
+    assert answer.status_code == 200
+    assert answer.text.startswith(": still here")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[-1]["error"]["code"] == "stage_unavailable"
+    assert events[-1]["error"]["status"] == 503
+
+
+def test_a_client_leaves_an_entry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first entry accepts and never says a word again, as one whose device hangs: the kernel still takes connections."""
+    monkeypatch.setattr("meshd.client.SILENCE_S", 0.3)
+    with served(Rig(FakeChain(IDS))) as url, socket.create_server(("127.0.0.1", 0)) as silent:
+        dead = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client([dead, dead, url], timeout_s=60.0) as room:
+            pieces = list(room.stream("x", max_tokens=len(IDS)))
+    assert bytes(token for piece in pieces for token in piece.tokens) == bytes(IDS)
+    assert {piece.entry for piece in pieces} == {url}
