@@ -191,6 +191,9 @@ class Config:
         _whole(0), None, "N", "prefix cache size, 0 = off (default: part of the KV reserve)"
     )
     prefix_cache_ttl: float = _option(_number(0, 1e9), 3600.0, "S", "seconds an unused prefix is kept")
+    drain_battery: int = _option(
+        _whole(0, 100), 15, "N", "hand work over below so many percent of battery without mains, 0 = never"
+    )
     route_explore_share: float = _option(_number(0, 1), 0.3, "F", "share of requests that scout a route")
     route_weight_alpha: float = _option(
         _number(0, 100), 1.0, "F", "exponent of speed when choosing among proven routes"

@@ -54,6 +54,7 @@ from meshd.node import admitting, electing, model, pass_on, share_wire
 from meshd.node.admitting import Admitting
 from meshd.node.advertising import Self, advert_of
 from meshd.node.bar_watch import watch_bars
+from meshd.node.draining import Draining
 from meshd.node.fetcher import Fetcher
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.key_watch import watch_key
@@ -156,7 +157,7 @@ class Daemon:
     ) -> None:
         self.config, self.identity, self.ring, self.sockets, self.nursery = config, identity, ring, sockets, nursery
         self.began = trio.current_time()
-        self.draining = False
+        self.draining = Draining(config.drain_battery)
         self.health = Health()
         self.told_ready = ""
         self.addresses = advertised(sockets.mesh, config.advertise, interfaces())
@@ -283,7 +284,7 @@ class Daemon:
             chain=MeasuredChain(SpotChecked(self.chain, self.admitting.consider), self.instruments, self._on_answer),
             directory=self.directory,
             facts=self._facts,
-            text=lambda: None if self.draining else self.serving.text,
+            text=lambda: None if self.draining.reason else self.serving.text,
             spec=lambda: self.serving.spec,
             engine=self.engine,
             routing=self._routing,
@@ -408,13 +409,13 @@ class Daemon:
             claim=self.serving.electing.claim if self.serving.electing is not None else None,
             info=engine.info if engine is not None else None,
             entry=self.serving.text is not None,
-            draining=self.draining,
+            draining=bool(self.draining.reason),
         )
 
     def _state(self) -> tuple[str, str]:
         return state_of(
             self.keeper.held,
-            draining=self.draining,
+            draining=self.draining.reason,
             named=self.config.model is not None,
             found=self.serving.served is not None,
             pinned=self.config.layers is not None,
@@ -431,6 +432,7 @@ class Daemon:
             version=__version__,
             uptime_s=trio.current_time() - self.began,
             kv_sessions=engine.health().sessions if engine is not None else 0,
+            relayed=self.chain.running,
             mdns=self.gossip.mdns,
             mesh=str(self.sockets.mesh),
             mesh_ids=tuple(key.mesh_id() for key in self.ring.keys) if self.ring else (),
@@ -480,6 +482,9 @@ class Daemon:
 
     def _on_health(self, sampled: Health) -> Health:
         self.health = with_work(sampled, self.engine(), self.app.in_flight)
+        if self.draining.sample(sampled):
+            self.log.emit("drain", reason=self.draining.reason)
+            self.changed()
         return self.health
 
     def _on_chain_notice(self, kind: str, fields: dict[str, Any]) -> None:
@@ -526,11 +531,11 @@ class Daemon:
         await model.fetch(name, self.config.state, lambda line: self.log.emit("pull", level="debug", text=line))
 
     async def _drain(self) -> None:
-        self.draining = True
+        self.draining.order()
         self.changed()
 
     async def _resume(self) -> None:
-        self.draining = False
+        self.draining.resume()
         self.changed()
 
 

@@ -25,7 +25,7 @@ from meshd.vocabulary import Health, ModelSpec
 class NodeFacts:
     """What this node knows of itself beside its advert. ``state``: starting, loading, proving, ready, draining, observer or
     failed, with the ``reason``. ``mesh``: where gossip and links listen. ``mesh_ids``: the public names of the mesh keys in use,
-    the one that sends first; a rotation waits for them."""
+    the one that sends first; a rotation waits for them. ``relayed``: sessions of others that run through its layers."""
 
     state: str = "starting"
     reason: str = ""
@@ -33,6 +33,7 @@ class NodeFacts:
     version: str = ""
     uptime_s: float = 0.0
     kv_sessions: int = 0
+    relayed: int = 0
     mdns: str = "off"
     mesh: str = ""
     mesh_ids: tuple[str, ...] = ()

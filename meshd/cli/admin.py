@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -19,13 +20,17 @@ def drain(
     give_up = time.monotonic() + timeout
     with connect(url, timeout_s=10) as room:
         room.post("/admin/drain")
-        while (running := room.get("/status")["in_flight"]) > 0:
+        while running := _running(room.get("/status")):
             if time.monotonic() >= give_up:
-                raise LocalError(
-                    f"{running} requests still run after {timeout:g} s; they keep running, nothing new starts"
-                )
+                raise LocalError(f"{running} still run after {timeout:g} s; they keep running, nothing new starts")
             time.sleep(0.1)
     typer.echo("drained")
+
+
+def _running(status: Mapping[str, Any]) -> str:
+    """What the node has not handed over yet."""
+    kinds = {"requests of its own clients": status["in_flight"], "sessions through its layers": status["relayed"]}
+    return " and ".join(f"{count} {what}" for what, count in kinds.items() if count)
 
 
 def resume(url: Url = None) -> None:

@@ -9,10 +9,11 @@ from meshd.inference.keeper import Held
 from meshd.vocabulary import Health
 
 
-def state_of(held: Held, *, draining: bool, named: bool, found: bool, pinned: bool, why: str) -> tuple[str, str]:
-    """(state, reason). ``named``: a model was asked for; ``found``: it is here; ``pinned``: layers were asked for."""
+def state_of(held: Held, *, draining: str, named: bool, found: bool, pinned: bool, why: str) -> tuple[str, str]:
+    """(state, reason). ``draining``: why it does, "" if not; ``named``: a model was asked for; ``found``: it is here;
+    ``pinned``: layers were asked for."""
     if draining:
-        return "draining", "told to"
+        return "draining", draining
     if held.loading is not None and held.loading.stage == "proving":
         return "proving", held.reason
     if held.state != "observer":
