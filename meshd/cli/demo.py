@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from meshd.cli import tables
 from meshd.cli.ask import route_line
+from meshd.cli.chaos.box import Loopback, Struck, boxed
+from meshd.cli.chaos.experiment import Experiment, Load, trace
+from meshd.cli.chaos.netlab import lacking
+from meshd.cli.chaos.schedule import Plan
+from meshd.cli.chaos.show import Show, summary
 from meshd.cli.local_room import LocalRoom
 from meshd.cli.models import ensure
 from meshd.cli.room import console
-from meshd.errors import LocalError, MeshdError
+from meshd.errors import LocalError
 from meshd.vocabulary import LayerRange, ModelSpec
 
 DEFAULT_PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
@@ -25,7 +29,9 @@ DEFAULT_PROMPT = "Write a short story about a lighthouse keeper who finds a mess
 
 def demo(
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="How many daemons.")] = 4,
-    chaos: Annotated[float, typer.Option("--chaos", min=0, help="Seconds of random kills and freezes under load.")] = 0,
+    chaos: Annotated[
+        float, typer.Option("--chaos", min=0, help="Seconds of random kills, freezes and (as root) cuts.")
+    ] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the room running and say what to try.")] = False,
     prompt: Annotated[str, typer.Option("--prompt", help="What to ask.")] = DEFAULT_PROMPT,
     model: Annotated[str, typer.Option("--model", help="Which model (pulled if absent).")] = "smollm2-135m",
@@ -38,10 +44,14 @@ def demo(
         calm = _answer(room, prompt, max_tokens, kill=False)
         stormy = _answer(room, prompt, max_tokens, kill=True)
         _show_comparison(room, calm, stormy)
-        if chaos:
-            _chaos(room, prompt, max_tokens, calm["tokens"], chaos)
+        in_a_box = bool(chaos) and not keep and not lacking()
+        if chaos and not in_a_box:
+            typer.echo(f"on loopback, so kills and freezes only: {lacking() or 'the room is to be kept'}")
+            _chaos(Loopback(room), _places(spec, nodes), prompt, max_tokens, chaos)
         if keep:
             _keep(room)
+    if in_a_box:
+        _chaos_in_a_box(model, store, nodes, prompt, max_tokens, chaos)
 
 
 def _say(text: str) -> None:
@@ -49,14 +59,21 @@ def _say(text: str) -> None:
 
 
 def _start(room: LocalRoom, spec: ModelSpec, count: int) -> None:
-    half = LayerRange(0, spec.num_layers // 2), LayerRange(spec.num_layers // 2, spec.num_layers)
-    _say(f"starting {count} daemons on loopback: {spec.name}, {half[0]} and {half[1]} in turn")
+    places = _places(spec, count)
+    first, second = list(places.values())[:2]
+    _say(f"starting {count} daemons on loopback: {spec.name}, {first} and {second} in turn")
     began = time.monotonic()
-    for i in range(count):
-        room.add(f"n{i + 1}", "--layers", str(half[i % 2]))
+    for name, layers in places.items():
+        room.add(name, "--layers", str(layers))
     room.wait(nodes=count, replicas=count // 2, timeout_s=300)
     typer.echo(f"ready after {time.monotonic() - began:.1f} s")
     _show_hive(room)
+
+
+def _places(spec: ModelSpec, count: int) -> dict[str, LayerRange | None]:
+    """Who holds what."""
+    half = LayerRange(0, spec.num_layers // 2), LayerRange(spec.num_layers // 2, spec.num_layers)
+    return {f"n{i + 1}": half[i % 2] for i in range(count)}
 
 
 def _show_hive(room: LocalRoom) -> None:
@@ -112,58 +129,40 @@ def _show_comparison(room: LocalRoom, calm: Mapping[str, Any], stormy: Mapping[s
 # --- chaos ------------------------------------------------------------------------------------------------------------
 
 
-def _chaos(room: LocalRoom, prompt: str, max_tokens: int, expected: list[int], seconds: float) -> None:
-    """Kills and freezes at random, one replica of each range left, under a steady stream from every entry."""
-    _say(f"{seconds:g} s of random kills and freezes under a steady stream")
-    tally: Counter[str] = Counter()
-    stalls: list[float] = []
-    over = threading.Event()
-
-    def ask_again_and_again(names: list[str]) -> None:
-        with room.client(*names) as client:
-            while not over.is_set():
-                try:
-                    answer = client.ask(messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens)
-                except MeshdError as error:
-                    tally[f"error: {error.message}"] += 1
-                    continue
-                tally["right" if answer["tokens"] == expected else "WRONG"] += 1
-                stalls.extend(lost["stall_ms"] for lost in answer["recoveries"])
-
-    names = list(room.nodes)
-    clients = [threading.Thread(target=ask_again_and_again, args=(names[i:] + names[:i],)) for i in range(2)]
-    for thread in clients:
-        thread.start()
-    _disturb(room, seconds, tally)
-    over.set()
-    for thread in clients:
-        thread.join(120)
-    for what, count in sorted(tally.items()):
-        typer.echo(f"{count:5d} {what}")
-    if stalls:
-        ordered = sorted(stalls)
-        typer.echo(f"stalls at recovery: median {ordered[len(ordered) // 2]:.0f} ms, longest {ordered[-1]:.0f} ms")
-    if tally["WRONG"]:
-        raise LocalError(f"{tally['WRONG']} answers differ from the undisturbed one")
+def _chaos(
+    struck: Struck, places: Mapping[str, LayerRange | None], prompt: str, max_tokens: int, seconds: float
+) -> None:
+    """Strikes at random, one replica of each range left, under a steady stream from every entry."""
+    _say(f"{seconds:g} s of chaos: {', '.join(struck.kinds)}")
+    real = not struck.room.model.startswith("hash:")
+    load = Load(
+        [prompt, prompt.upper()],
+        max_tokens=max_tokens,
+        clients=2 if real else 4,
+        calm_s=5.0,
+        after_s=5.0,
+        patience_s=300.0,
+    )
+    plan = Plan(seconds, kinds=struck.kinds, settle_s=20.0 if real else 6.0)
+    seed = random.SystemRandom().randrange(1 << 16)
+    with Show(console, places) as show:
+        report = Experiment(struck, places, plan, load, seed=seed, heard=show.heard).run()
+    for line in summary(report):
+        typer.echo(line)
+    faults = report.faults()
+    for outcome, asked in faults[:3]:
+        typer.echo(f"{outcome}: {trace(report, asked, struck)}", err=True)
+    if faults or report.hanging:
+        raise LocalError(f"{len(faults) + report.hanging} answers are neither right nor an honest 503 (seed {seed})")
+    typer.secho("every answer is the undisturbed one", fg="green")
 
 
-def _disturb(room: LocalRoom, seconds: float, tally: Counter[str]) -> None:
-    rng = random.Random()  # noqa: S311  # chaos needs no cryptography
-    give_up = time.monotonic() + seconds
-    while time.monotonic() < give_up:
-        victim = rng.choice(list(room.nodes))
-        if rng.random() < 0.5:
-            tally["kills"] += 1
-            room.kill(victim)
-            time.sleep(2)
-            room.start(victim)
-        else:
-            tally["freezes"] += 1
-            room.freeze(victim)
-            time.sleep(3)
-            room.thaw(victim)
-        # The next victim may be the other replica of the same range: first let this one serve again.
-        room.wait(replicas=len(room.nodes) // 2, timeout_s=60)
+def _chaos_in_a_box(model: str, store: Path | None, count: int, prompt: str, max_tokens: int, seconds: float) -> None:
+    """On hosts of their own, which can also lose their network."""
+    places = _places(ensure(model)[0], count)
+    _say(f"starting {count} hosts in network namespaces")
+    with boxed(model, places, "--threads", "1", store=store) as box:
+        _chaos(box, places, prompt, max_tokens, seconds)
 
 
 def _keep(room: LocalRoom) -> None:

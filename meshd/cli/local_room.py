@@ -22,18 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from meshd.client import Client
+from meshd.config import HTTP_PORT, MESH_PORT
 from meshd.errors import LocalError, MeshdError
 
 
 @dataclass(slots=True)
 class Node:
-    """One daemon. ``flags`` are its own; addresses stay the same over restarts, as a device's would."""
+    """One daemon. ``flags`` are its own; addresses stay the same over restarts, as a device's would. ``within`` are the words
+    before its command (a namespace to run in)."""
 
     name: str
     home: Path
     http: str
     mesh: str
     flags: list[str]
+    within: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
 
@@ -43,7 +46,7 @@ class Node:
 
     @property
     def log(self) -> Path:
-        return self.home / "events.log"
+        return self.home.parent / f"{self.name}.log"  # beside the state folder: it outlives a wiped one
 
     @property
     def alive(self) -> bool:
@@ -68,6 +71,7 @@ class LocalRoom:
     store: Path | None = None
     host: str = "127.0.0.1"
     common: Sequence[str] = ()
+    key: str | None = None
     nodes: dict[str, Node] = field(default_factory=dict)
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="meshd-room-")))
 
@@ -79,21 +83,26 @@ class LocalRoom:
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, *flags: str, host: str | None = None, join: bool = True) -> Node:
-        """Make a node and start it; it joins the first one."""
-        home = self.home / name
-        home.mkdir(parents=True)
-        if self.store is not None:
-            (home / "models").symlink_to(self.store)
+    def add(
+        self, name: str, *flags: str, host: str | None = None, join: bool = True, within: Sequence[str] = ()
+    ) -> Node:
+        """Make a node and start it; it joins the first one. A node ``within`` a host of its own has the usual ports."""
         host = host or self.host
         where = f"[{host}]" if ":" in host else host
-        http, mesh = (f"{where}:{port}" for port in free_ports(host, 2))
-        node = Node(name, home, http, mesh, list(flags))
+        ports = (HTTP_PORT, MESH_PORT) if within else free_ports(host, 2)
+        http, mesh = (f"{where}:{port}" for port in ports)
+        node = Node(name, self.home / name, http, mesh, list(flags), within)
+        self._make_home(node)
         if join and self.nodes:
             node.flags += ["--join", next(iter(self.nodes.values())).mesh]
         self.nodes[name] = node
         self.start(name)
         return node
+
+    def _make_home(self, node: Node) -> None:
+        node.home.mkdir(parents=True)
+        if self.store is not None:
+            (node.home / "models").symlink_to(self.store)
 
     def start(self, name: str) -> None:
         """Start (again): same folder, same addresses."""
@@ -101,6 +110,7 @@ class LocalRoom:
         if node.alive:
             return
         command = [
+            *node.within,
             *(sys.executable, "-m", "meshd", "start", "--name", name, "--state-dir", str(node.home)),
             *("--http", node.http, "--mesh", node.mesh, "--no-mdns", "--event-log", "json"),
             *(["--model", self.model] if self.model else []),
@@ -139,11 +149,19 @@ class LocalRoom:
         """The device goes on as if nothing had been."""
         self.signal(name, signal.SIGCONT)
 
+    def wipe(self, name: str) -> None:
+        """The device loses power and all it knew, its own identity too."""
+        node = self.nodes[name]
+        self.kill(name)
+        shutil.rmtree(node.home)
+        self._make_home(node)
+
     # --- the room -----------------------------------------------------------------------------------------------------
 
     def client(self, *names: str, timeout_s: float = 60.0) -> Client:
         """A client whose entries are these nodes (default: all)."""
-        return Client([self.nodes[name].url for name in names or self.nodes], timeout_s=timeout_s)
+        urls = [self.nodes[name].url for name in names or self.nodes]
+        return Client(urls, key=self.key, timeout_s=timeout_s)
 
     def wait(
         self, *, nodes: int | None = None, replicas: int = 1, timeout_s: float = 60.0, at: Sequence[str] = ()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from meshd.cli.chaos.netlab import NetLab
 from meshd.fleet.device import facts
 from tests.fleet.numbers import LAYERS
 from tests.fleet.town import ROOT, Town, kill, newer, until, wheels
 from tests.netlab import machine
-from tests.netlab.lab import NetLab
 
 pytestmark = [
     pytest.mark.netns,

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from meshd.cli.chaos.netlab import NetLab
 from tests.fleet.numbers import FLAGS, MODEL
-from tests.netlab.lab import NetLab
 from tests.netlab.machine import Machine, site_packages
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -1,5 +1,1 @@
-"""Hosts in a box: network namespaces joined by a switch, for tests that need addresses, cuts and lossy links of their own.
-
-`lab.NetLab` makes the network; `machine.Machine` boots a host in it with a process tree, a host name and a home of its own.
-Linux, root, iproute2 and nftables; `lab.lacking()` says what is missing.
-"""
+"""Machines in a box: hosts of a `meshd.cli.chaos.netlab` with a process tree, a host name, sshd and a home of their own."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.netlab import lab
-from tests.netlab.lab import NetLab
+from meshd.cli.chaos import netlab
+from meshd.cli.chaos.netlab import NetLab
 
 _OWN = ("/root", "/var/spool/cron/crontabs")
 
@@ -51,7 +51,7 @@ def lacking() -> str:
     missing = [name for name in ("/usr/sbin/sshd", "cron", "crontab", "ssh-keygen", "ss") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} missing; apt-get install -y openssh-server cron iproute2"
-    return lab.lacking()
+    return netlab.lacking()
 
 
 class Machine:
@@ -119,7 +119,7 @@ class Machine:
         )  # --kill-child: PID 1 of the host dies with it, and all others with that
         self._process.wait(timeout=30)
         self._process = None
-        self._wait(lambda: not lab.tool("ip", "netns", "pids", self.net.namespace(self.host)).strip())
+        self._wait(lambda: not netlab.tool("ip", "netns", "pids", self.net.namespace(self.host)).strip())
 
     def run(self, command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run something on the host, as if logged in; stdout and stderr as text."""

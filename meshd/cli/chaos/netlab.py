@@ -2,21 +2,25 @@
 
 Nothing of it is visible in the root namespace, and no host has a way out. Names carry this process's id, so that labs of several
 processes live side by side; `down` removes whatever carries it. Losses and cuts are directed and belong to the switch: the host
-notices nothing, as in a room.
+notices nothing, as in a room. Linux, root, iproute2 and nftables; `lacking` says what is missing. Raises LocalError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
+from meshd.errors import LocalError
+
+_NEW_NET: Final = 0x40000000  # CLONE_NEWNET
 _SWITCH_RULES = """
 table bridge netlab {
     set cut { type ifname . ifname; }
@@ -42,9 +46,10 @@ def lacking() -> str:
 
 
 def tool(*words: str, text: str = "") -> str:
-    """Run ip or nft; its output. Raises AssertionError with what it said."""
+    """Run ip or nft; its output. Raises LocalError with what it said."""
     ended = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=30)
-    assert ended.returncode == 0, f"{' '.join(words)}: {ended.stderr.strip()}"
+    if ended.returncode != 0:
+        raise LocalError(f"{' '.join(words)}: {ended.stderr.strip()}")
     return ended.stdout
 
 
@@ -130,6 +135,18 @@ class NetLab:
         """The command as it runs on a host."""
         return ["ip", "netns", "exec", self.namespace(host), *map(str, command)]
 
+    @contextlib.contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """The calling thread is on this host: sockets that it makes meanwhile are, and stay, the host's."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net", "rb") as here, open(f"/run/netns/{self.namespace(host)}", "rb") as there:  # noqa: PTH123  # kept open for their descriptors
+            if libc.setns(there.fileno(), _NEW_NET):
+                raise LocalError(f"{self.namespace(host)}: {os.strerror(ctypes.get_errno())}")
+            try:
+                yield
+            finally:
+                libc.setns(here.fileno(), _NEW_NET)
+
     def run(self, host: int, command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run to the end; output as text."""
         return subprocess.run(
@@ -143,15 +160,21 @@ class NetLab:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    def cut(self, source: int, target: int) -> None:
-        """What source sends to target is lost from now on; the other direction is not."""
-        self._rules(f"add element bridge netlab cut {{ {_pairs([(source, target)])} }}")
+    def cut(self, *pairs: tuple[int, int]) -> None:
+        """What the first of each pair sends to the second is lost from now on; the other direction is not."""
+        self._rules(f"add element bridge netlab cut {{ {_pairs(pairs)} }}")
+
+    def only_cut(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Exactly these directions are cut from now on."""
+        chosen = set(pairs)
+        add = [f"add element bridge netlab cut {{ {_pairs(sorted(chosen))} }}"] if chosen else []
+        self._rules("flush set bridge netlab cut", *add)
 
     def part(self, *groups: Iterable[int]) -> None:
         """Hosts of different groups hear nothing of each other."""
         sides = [list(group) for group in groups]
         pairs = [(a, b) for one in sides for other in sides if one is not other for a in one for b in other]
-        self._rules(f"add element bridge netlab cut {{ {_pairs(pairs)} }}")
+        self.cut(*pairs)
 
     def isolate(self, host: int) -> None:
         """One host alone."""

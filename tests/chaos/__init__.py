@@ -1,0 +1,1 @@
+"""Chaos: its pure parts, and a room in a box under it."""
