@@ -9,9 +9,10 @@ A client that closes its sending half while it waits counts as gone: no HTTP cli
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024  # each slice of a large answer has its own write deadline
 _READ_AHEAD_BYTES = 64 * 1024  # what a client may send ahead of its answer before it is cut off
-_FIRST_S = 1.0
+_FIRST_S = 0.25  # a client that connects has something to say
 _CROWDED_HEADER_S = 2.0  # a reserve place is for a health check, which has its head ready
 
 
@@ -97,10 +98,12 @@ class Connection:
         self._client = _peer_address(stream)
         self._waiting = trio.CancelScope()
         self._finishing = False
+        self._dropped = False
         self._out: _Out | None = None
         self._live: trio.CancelScope | None = None
         self._first = True  # still waits for its first request
         self.idle_since: float | None = None
+        self._due: float | None = None  # when a client in good order would have sent what is still missing
 
     def finish(self) -> None:
         """End after the running answer; at once if there is none."""
@@ -114,8 +117,22 @@ class Connection:
             self._waiting.cancel()
 
     def spare(self, now: float) -> bool:
-        """True while it only waits: between two requests, or for its first for longer than a client takes to send it."""
+        """True while it only waits: between two requests, for its first for longer than a client takes to send it, or for a
+        head or a body that does not come."""
+        if self._due is not None:
+            return now > self._due
         return self.idle_since is not None and (not self._first or now - self.idle_since > _FIRST_S)
+
+    @property
+    def waits_since(self) -> float:
+        """Since when a spare one has been of no use."""
+        return self.idle_since or self._due or 0.0
+
+    def drop(self) -> None:
+        """End a spare one at once: somebody else needs its place."""
+        self.finish()
+        self._dropped, self._due = True, None
+        self._waiting.cancel()
 
     async def run(self) -> None:
         """Serve until either side is done."""
@@ -175,7 +192,7 @@ class Connection:
         wait_s = head_s if self._first else self._limits.idle_s
         self._waiting = trio.CancelScope(deadline=self.idle_since + wait_s)
         try:
-            with self._waiting:
+            with self._waiting, self._expecting():
                 while True:
                     event = self._next_event()
                     if isinstance(event, h11.Request):
@@ -187,6 +204,7 @@ class Connection:
                     if not begun:
                         begun = True
                         self.idle_since = None
+                        self._due = trio.current_time() + _FIRST_S
                         self._waiting.deadline = trio.current_time() + head_s
                     self._h11.receive_data(data)
             if begun:
@@ -202,15 +220,17 @@ class Connection:
             raise too_large
         body = bytearray()
         started = trio.current_time()
-        with trio.CancelScope(deadline=started + self._limits.body_s) as waiting:
+        self._waiting = trio.CancelScope(deadline=started + self._limits.body_s)
+        with self._waiting, self._expecting():
             while True:
+                self._due = started + _FIRST_S + len(body) / self._limits.body_rate
                 event = self._next_event()
                 if isinstance(event, h11.Data):
                     if len(body) + len(event.data) > limit:
                         raise too_large
                     grow(len(event.data))
                     body += event.data
-                    waiting.deadline = started + self._limits.body_s + len(body) / self._limits.body_rate
+                    self._waiting.deadline = started + self._limits.body_s + len(body) / self._limits.body_rate
                 elif isinstance(event, h11.EndOfMessage):
                     return bytes(body)
                 elif event is h11.NEED_DATA:
@@ -220,6 +240,14 @@ class Connection:
                 else:
                     raise _Gone
         raise RequestTimeout("the request's body came too slowly")
+
+    @contextlib.contextmanager
+    def _expecting(self) -> Iterator[None]:
+        """Something is to come, and `_due` is set inside once it is known by when."""
+        try:
+            yield
+        finally:
+            self._due = None
 
     def _next_event(self) -> object:
         try:
@@ -284,7 +312,7 @@ class Connection:
         unread = self._h11.their_state is not h11.DONE
         out.close = out.close or unread
         await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
-        if not unread:
+        if not unread or self._dropped:
             return
         with trio.move_on_after(self._limits.linger_s):
             await self._stream.send_eof()

@@ -112,11 +112,11 @@ class HttpServer:
             connection.finish()
 
     def _drop_one(self) -> bool:
-        """Make room by ending the longest idle connection, whose owner can simply connect again."""
+        """Make room by ending whichever has been of no use for longest; its owner can simply connect again."""
         now = trio.current_time()
         spare = [connection for connection in self._connections if connection.spare(now)]
         if spare:
-            min(spare, key=lambda connection: connection.idle_since or now).finish()
+            min(spare, key=lambda connection: connection.waits_since).drop()
         return bool(spare)
 
     async def _serve(self, stream: trio.SocketStream) -> None:

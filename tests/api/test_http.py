@@ -573,3 +573,26 @@ def test_ipv6() -> None:
                 server.shutdown()
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "begun", [b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nslow", b"GET / HTTP/1.1\r\nHos"]
+)
+def test_a_request_that_does_not_come_makes_room(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are places send half a request: who has something to say is served all the same."""
+    monkeypatch.setattr("meshd.api.connection._FIRST_S", 0.05)
+
+    async def test(server: HttpServer, app: Echo) -> None:
+        async with await connect(server) as slow, await connect(server) as slower:
+            for stream in (slow, slower):
+                await stream.send_all(begun)
+            while server.connections < 2 or server.waiting:
+                await trio.sleep(0)
+            await trio.sleep(0.1)  # they are given half of that
+            assert (await ask(server, get("/")))[0] == 200
+            async with await connect(server) as quick:
+                await quick.send_all(get("/"))
+                assert (await read_answer(quick))[0] == 200
+            assert b" 408 " in await read_all(slow)
+
+    run(test, replace(SMALL, connections=2, reserve=1))
