@@ -30,7 +30,7 @@ PURE = [
     *("meshd.admission." + m for m in ("book", "qspec")),
     *("meshd.doctor." + m for m in ("finding", "layers", "nodes", "network", "diagnosis")),
     *("meshd.chain." + m for m in ("messages", "session", "hop", "recovery", "request")),
-    *("meshd.inference." + m for m in ("batch", "engine", "text", "detokenize")),
+    *("meshd.inference." + m for m in ("batch", "gathering", "engine", "text", "detokenize")),
 ]
 IO = ["socket", "ssl", "threading", "subprocess", "trio", "asyncio", "time", "random", "torch", "numpy", "httpx", "h11"]
 # random.Random as a type of an argument and time's constants are harmless, but a pure module needs neither at run time.

@@ -8,7 +8,8 @@ Rules, and why:
 * Everything short that waits (decode steps, draft windows, tails of prompts) runs together in one tick: a step over eight
   sessions costs little more than a step over one.
 * Long runs (prompts, replays) are cut into chunks and share a budget of rows per tick, so a decoder waits for at most one
-  chunk. They get that budget in *every* tick, so decoders never starve them either.
+  chunk, and for a smaller one the faster it would be without. They get that budget in *every* tick, so decoders never starve
+  them either.
 * Within each kind the session served longest ago goes first.
 * Runs of one session keep their order, one slice of one run per tick. A newer run does not overtake an older one: each
   truncates its session at its own start, so doing both is correct.
@@ -30,6 +31,7 @@ Tag = TypeVar("Tag", bound=Hashable)
 
 BLOCK_ROWS: Final = 32
 STALL_MS: Final = 250.0
+COMPANY_STEPS: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,12 @@ class Limits:
             raise ValueError("a tick needs room for a decode step and a chunk")
 
 
-def chunk_rows(measured_ms_64: float, most: int) -> int:
+def chunk_rows(measured_ms_64: float, most: int, step_ms: float | None = None) -> int:
     """How many rows of long runs a tick may take so that decoders wait for about `STALL_MS`: on a slow device fewer than
-    ``most``. ``measured_ms_64`` is what 64 rows take through all layers held."""
-    affordable = int(64 * STALL_MS / max(measured_ms_64, 1e-3))
+    ``most``. ``measured_ms_64`` is what 64 rows take through all layers held; ``step_ms`` what a decode step takes, while
+    somebody decodes: then a chunk takes no longer than `COMPANY_STEPS` of them."""
+    within_ms = STALL_MS if step_ms is None else min(STALL_MS, COMPANY_STEPS * step_ms)
+    affordable = int(64 * within_ms / max(measured_ms_64, 1e-3))
     return min(most, max(BLOCK_ROWS, affordable - affordable % BLOCK_ROWS))
 
 
@@ -119,6 +123,11 @@ class Batcher(Generic[Tag]):
         if not runs:
             del self._sessions[session]
         return True
+
+    @property
+    def decoding(self) -> int:
+        """How many sessions' next run is short."""
+        return sum(runs[0].left <= self.limits.short_rows for runs in self._sessions.values())
 
     def of_session(self, session: Hashable) -> list[Tag]:
         """The queued runs of a session, in order."""

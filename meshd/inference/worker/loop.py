@@ -33,6 +33,7 @@ from meshd.errors import (
 from meshd.inference import codec
 from meshd.inference.batch import BLOCK_ROWS, Batcher, Limits, Slice, chunk_rows
 from meshd.inference.engine import Choice, Ran, Run
+from meshd.inference.gathering import Gathering
 from meshd.inference.prefix_cache import PrefixCache, chain_of, usable_tokens
 from meshd.inference.worker.link import Call, Withdrawn
 from meshd.inference.worker.sampling import draw
@@ -100,6 +101,7 @@ class Loop:
         self._batcher: Batcher[int] = Batcher(
             Limits(max_batch=config.max_batch, prefill_rows=config.prefill_rows, max_queue=config.max_queue)
         )
+        self._gathering = Gathering()
         self._runs: dict[int, _Running] = {}
         self._stateless: deque[Call] = deque()
         self._facts = (config.digest, stage.arith)
@@ -116,21 +118,45 @@ class Loop:
 
     def turn(self) -> None:
         """Take what arrived, compute one tick, answer."""
-        idle = not self._runs and not self._stateless
-        for arrival in self._answers.take(_IDLE_TURN_S if idle else 0.0):
-            if isinstance(arrival, Withdrawn):
-                self._withdraw(arrival.stream)
-            else:
-                self._accept(arrival)
+        self._listen()
         self._sessions.expire(self._clock())
         self._vitals.begin()
         try:
-            tokens = self._compute(self._batcher.take(chunk_rows(self._ms_64, self._prefill_rows)))
+            tokens = self._tick()
             if self._stateless:
                 self._compute_stateless(self._stateless.popleft())
         finally:
             self._vitals.finish()
         self._report(tokens)
+
+    def _listen(self) -> None:
+        """Take what has arrived, and what is worth waiting for."""
+        idle = not self._runs and not self._stateless
+        arrivals = self._answers.take(_IDLE_TURN_S if idle else 0.0)
+        while True:
+            for arrival in arrivals:
+                if isinstance(arrival, Withdrawn):
+                    self._withdraw(arrival.stream)
+                else:
+                    self._accept(arrival)
+            wait_s = self._gathering.wait_s(self._clock(), self._batcher.decoding) if self._runs else 0.0
+            arrivals = self._answers.take(wait_s) if wait_s > 0.0 else ()
+            if not arrivals:
+                return
+
+    def _tick(self) -> int:
+        """Compute what is due; how many rows of it were tokens of answers."""
+        began, gathering = self._clock(), self._gathering
+        step_ms = gathering.step_s * 1e3 if gathering.step_s and gathering.in_company(began) else None
+        slices = self._batcher.take(chunk_rows(self._ms_64, self._prefill_rows, step_ms))
+        if not slices:
+            return 0
+        short = self._batcher.limits.short_rows
+        decoding = [self._runs[piece.tag].run.session for piece in slices if piece.n <= short and piece.last]
+        tokens = self._compute(slices)
+        now = self._clock()
+        gathering.ticked(decoding, now, now - began, alone=len(decoding) == len(slices))
+        return tokens
 
     def _report(self, tokens: int) -> None:
         vitals = self._vitals
@@ -174,6 +200,8 @@ class Loop:
         rows = self._rows(run.layers, run.rows, run.n)
         self._batcher.offer(call.stream, run.session, start=run.start, n=run.n, emit=run.emit, size_bytes=len(run.rows))
         self._runs[call.stream] = _Running(run, rows, call.arrived)
+        if run.n <= self._batcher.limits.short_rows:
+            self._gathering.arrived(run.session, call.arrived)
 
     def _rows(self, layers: LayerRange, body: bytes, n: int) -> torch.Tensor:
         if layers.start == 0:

@@ -1,0 +1,84 @@
+"""When an engine begins its next tick: at once, or a moment later and in more company. Pure.
+
+A step over eight sessions costs little more than a step over one, but eight answers do not come back as eight steps at the same
+instant: an engine that began with the first to arrive would leave seven for the next tick, and so for ever. So it waits, never
+longer than a share of what a step takes, and only for what may be expected:
+
+* where sessions come straight back (this node is the whole chain), for those of the last ticks, for twice as long as they usually
+  take;
+* where they come back by way of other stages, only for the rest of a batch whose first steps have come: a batch travels together.
+
+Somebody who decodes alone is never waited with. Knows neither runs nor clocks. Units: seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable
+from typing import Final
+
+SHARE: Final = 0.1  # of a step: the most that is waited
+QUIET: Final = 0.03  # of a step: a batch that has brought nobody for so long is complete
+RECENT: Final = 3  # ticks
+COMPANY: Final = 4.0  # steps: who has not decoded for so long is gone
+NEWEST: Final = 0.2
+_MOST_ANSWERED: Final = 1024
+
+
+class Gathering:
+    """Tell it what arrives and what is computed; ask it how long to wait."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[frozenset[Hashable]] = deque(maxlen=RECENT)  # who decoded
+        self._answered: dict[Hashable, float] = {}
+        self._return_s: float | None = None
+        self._step_s: float | None = None
+        self._ended = self._decoded = float("-inf")  # the last tick, and the last in which somebody decoded
+        self._first = self._newest = float("-inf")  # of the steps that came since
+
+    @property
+    def step_s(self) -> float | None:
+        """What a tick of decode steps alone takes; None before the first."""
+        return self._step_s
+
+    def in_company(self, now: float) -> bool:
+        """True while somebody decodes, be it that none of their steps is here at this instant."""
+        return self._step_s is not None and now - self._decoded <= COMPANY * self._step_s
+
+    def arrived(self, session: Hashable, at: float) -> None:
+        """A decode step came."""
+        self._first = at if self._first <= self._ended else self._first
+        self._newest = at
+        answered = self._answered.pop(session, None)
+        if answered is not None:
+            self._return_s = _newer(self._return_s, max(0.0, at - answered))
+
+    def ticked(self, sessions: Collection[Hashable], now: float, took_s: float, *, alone: bool) -> None:
+        """A tick is over in which these sessions decoded. ``alone``: no chunk of a long run was in it."""
+        self._ticks.append(frozenset(sessions))
+        self._ended = now
+        if sessions:
+            self._decoded = now
+            if alone:
+                self._step_s = _newer(self._step_s, took_s)
+        for session in sessions:
+            self._answered[session] = now
+        while len(self._answered) > _MOST_ANSWERED:  # ended ones never come back
+            del self._answered[next(iter(self._answered))]
+
+    def wait_s(self, now: float, waiting: int) -> float:
+        """How long to wait for more while ``waiting`` decode steps are here; 0: begin."""
+        if self._step_s is None or self._return_s is None:
+            return 0.0
+        most_s = SHARE * self._step_s
+        if self._return_s <= most_s:
+            expected = len(frozenset[Hashable]().union(*self._ticks))
+            until = self._ended + min(most_s, 2.0 * self._return_s)
+        else:
+            expected = max(map(len, self._ticks))
+            until = min(self._newest + QUIET * self._step_s, self._first + most_s) if waiting else now
+        return max(0.0, until - now) if waiting < expected else 0.0
+
+
+def _newer(old: float | None, new: float) -> float:
+    return new if old is None else old + NEWEST * (new - old)
