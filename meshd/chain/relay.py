@@ -1,10 +1,12 @@
 """The hop side of a node: carries out what `Hops` decides. A trio shell.
 
-Owns the tasks that wait for the engine and the hops' timer. Decisions are in `hops` and `hop`; streams are the courier's.
+Owns what waits for the engine and the hops' timer. An engine that takes runs without a task gets them so (`Submitting`).
+Decisions are in `hops` and `hop`; streams are the courier's.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -15,7 +17,7 @@ from meshd.chain.effects import Begin, Compute, Forget, HopEffect, ReadLog, Send
 from meshd.chain.hops import Failed, Held, Hops, Kept, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Opened, Progress, Reply, Why
 from meshd.errors import BadTensor, Busy, MeshdError, NeedRows, RangeNotHeld
-from meshd.inference.engine import Engine
+from meshd.inference.engine import Engine, Ran, Submitting
 from meshd.vocabulary import NodeId, SessionId
 
 TICK_S: Final = 0.5  # hops' timers are seconds; only while there are sessions
@@ -27,7 +29,9 @@ class Relay:
     def __init__(self, self_id: NodeId, engine: Callable[[], Engine | None], *, max_sessions: int) -> None:
         self._engine = engine
         self._hops = Hops(self_id, max_sessions=max_sessions)
-        self._scopes: dict[SessionId, set[trio.CancelScope]] = {}
+        self._stops: dict[SessionId, set[Callable[[], None]]] = {}  # what ends the computations of a session
+        self._effects: deque[HopEffect] = deque()
+        self._carrying = False
         self._busy = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._courier: Courier | None = None
@@ -85,20 +89,61 @@ class Relay:
         self._carry(self._hops.unreachable(session, node, why, attempt))
 
     def _carry(self, effects: Iterable[HopEffect]) -> None:
+        """Effects in the order in which they were decided; those of an engine that answers at once come after."""
+        self._effects += effects
+        if self._carrying:
+            return
+        self._carrying = True
+        try:
+            while self._effects:
+                self._carry_out(self._effects.popleft())
+        finally:
+            self._carrying = False
+
+    def _carry_out(self, effect: HopEffect) -> None:
         if self._courier is None or self._nursery is None:
             return
-        for effect in effects:
-            match effect:
-                case Send():
-                    self._courier.send(effect.to, effect.message, effect.via)
-                case Begin() | Compute() | ReadLog():
-                    self._nursery.start_soon(self._work, effect)
-                case Forget():
-                    self._forget(effect.session)
+        match effect:
+            case Send():
+                self._courier.send(effect.to, effect.message, effect.via)
+            case Compute() if self._submit(effect):
+                pass
+            case Begin() | Compute() | ReadLog():
+                self._nursery.start_soon(self._work, effect)
+            case Forget():
+                self._forget(effect.session)
+
+    def _submit(self, job: Compute) -> bool:
+        """Have the engine begin a run now; False where it needs a task."""
+        engine: object = self._engine()
+        if not isinstance(engine, Submitting):
+            return False
+        settled: list[Ran | MeshdError] = []
+        running: list[Callable[[], None]] = []
+
+        def settle(result: Ran | MeshdError) -> None:
+            settled.append(result)
+            for stop in running:
+                self._forget_stop(job.session, stop)
+            outcome = result if isinstance(result, Ran) else _trouble(result)
+            self._carry(self._hops.settle(job, outcome, trio.current_time()))
+
+        stop = engine.submit(job.run, settle)
+        if stop is not None and not settled:
+            running.append(stop)
+            self._stops.setdefault(job.session, set()).add(stop)
+        return stop is not None
+
+    def _forget_stop(self, session: SessionId, stop: Callable[[], None]) -> None:
+        stops = self._stops.get(session)
+        if stops is not None:
+            stops.discard(stop)
+            if not stops:
+                del self._stops[session]
 
     def _forget(self, session: SessionId) -> None:
-        for scope in self._scopes.pop(session, ()):
-            scope.cancel()
+        for stop in self._stops.pop(session, ()):
+            stop()
         engine = self._engine()
         if engine is not None:
             engine.drop(session)
@@ -108,14 +153,12 @@ class Relay:
     async def _work(self, job: Begin | Compute | ReadLog) -> None:
         """One question to the engine."""
         with trio.CancelScope() as scope:
-            scopes = self._scopes.setdefault(job.session, set())
-            scopes.add(scope)
+            stop = scope.cancel
+            self._stops.setdefault(job.session, set()).add(stop)
             try:
                 outcome = await self._ask_engine(job)
             finally:
-                scopes.discard(scope)
-                if not scopes and self._scopes.get(job.session) is scopes:
-                    del self._scopes[job.session]
+                self._forget_stop(job.session, stop)
         if scope.cancelled_caught:
             return
         self._carry(self._hops.settle(job, outcome, trio.current_time()))
@@ -132,14 +175,14 @@ class Relay:
                 outcome = Kept(await engine.open(job.opening))
             else:
                 outcome = Rows(await engine.boundary(job.session, job.layers, job.start, job.end))
-        except NeedRows as error:
-            outcome = Missing(error.have)
-        except Busy as error:
-            outcome = Failed(Why.FULL, error.message)
-        except RangeNotHeld as error:
-            outcome = Failed(Why.STALE, error.message)
-        except BadTensor as error:
-            outcome = Failed(Why.ROWS, error.message)
         except MeshdError as error:
-            outcome = Failed(Why.ENGINE, error.message)
+            outcome = _trouble(error)
         return outcome
+
+
+def _trouble(error: MeshdError) -> Missing | Failed:
+    """What an engine's refusal means to a hop."""
+    if isinstance(error, NeedRows):
+        return Missing(error.have)
+    why = {Busy: Why.FULL, RangeNotHeld: Why.STALE, BadTensor: Why.ROWS}
+    return Failed(next((why[kind] for kind in why if isinstance(error, kind)), Why.ENGINE), error.message)

@@ -10,9 +10,11 @@ Rows are bytes: for ``layers.start == 0`` int32 little-endian token ids, else th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from meshd.errors import MeshdError
 from meshd.vocabulary import LayerRange, ModelSpec, SessionId
 
 
@@ -169,6 +171,20 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Stop, with a deadline; idempotent."""
+        ...
+
+
+Settle = Callable[[Ran | MeshdError], None]
+
+
+@runtime_checkable
+class Submitting(Protocol):
+    """What an engine should also be for whoever has many runs and a task for none of them: a task's start and its turns cost
+    more than the step's message (measured: 90 of 200 us), and eight steps that go out one after the other arrive together."""
+
+    def submit(self, run: Run, settle: Settle) -> Callable[[], None] | None:
+        """As `Engine.run`, begun before this returns; ``settle`` is called once with what came of it, later or at once. What is
+        returned withdraws the run: ``settle`` is not called any more. None: this run needs a task, nothing was begun."""
         ...
 
 

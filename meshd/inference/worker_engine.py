@@ -21,7 +21,7 @@ import trio
 from meshd.errors import BadFrame, DoesNotFit, EngineFailed, LinkLost, MeshdError
 from meshd.inference import codec
 from meshd.inference.child import Child
-from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run
+from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run, Settle
 from meshd.links.multiplex import Multiplexer
 from meshd.links.peer_link import LinkTiming, PeerLink
 from meshd.links.peer_stream import PeerStream
@@ -197,6 +197,29 @@ class WorkerEngine:
 
     async def run(self, run: Run) -> Ran:
         return codec.ran_untrusted(await self._call(codec.run_message(run)))
+
+    def submit(self, run: Run, settle: Settle) -> Callable[[], None] | None:
+        def answer(reply: Message | MeshdError | None) -> None:
+            settle(self._outcome(reply))
+
+        if not self._alive:
+            return None  # `run` has the reason
+        try:
+            stream = self._link.start(codec.run_message(run), last=True)
+        except MeshdError:
+            return None
+        stream.tell(answer)
+        return stream.cancel
+
+    def _outcome(self, reply: Message | MeshdError | None) -> Ran | MeshdError:
+        try:
+            if isinstance(reply, Message):
+                return codec.ran_untrusted(reply)
+        except BadFrame as error:
+            return error
+        if reply is None or isinstance(reply, LinkLost):
+            return EngineFailed(f"the engine worker is gone: {self._why()}")
+        return reply
 
     async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
         head = {"session": session, "layers": layers.json(), "start": start, "end": end}

@@ -142,6 +142,10 @@ class PeerLink:
         await trio.lowlevel.checkpoint_if_cancelled()
         if bulk and self.bulk_link is not None:
             return await (await self.bulk_link()).open(first, last=last)
+        return self.start(first, last=last)
+
+    def start(self, first: Message, *, last: bool = False) -> PeerStream:
+        """`open` on this very connection, without a task's turn. Raises as it does."""
         self.check()
         stream = PeerStream(self, self.mux.open(first), None)
         self._streams[stream.id] = stream

@@ -51,6 +51,7 @@ class PeerStream:
 
     __slots__ = (
         "_accepted",
+        "_answer",
         "_arrived",
         "_broken",
         "_ended",
@@ -75,6 +76,7 @@ class PeerStream:
         self._ended = False
         self._sent_end = False
         self._take: Callable[[Message], None] | None = None
+        self._answer: Callable[[Message | MeshdError | None], None] | None = None
 
     @property
     def peer(self) -> NodeId:
@@ -143,6 +145,11 @@ class PeerStream:
         finally:
             self._take = None
 
+    def tell(self, answer: Callable[[Message | MeshdError | None], None]) -> None:
+        """Instead of `receive`, for a stream that was just opened: ``answer`` gets what comes first, once. A message, the peer's
+        end (None), or why nothing will come; not what this side does itself."""
+        self._answer = answer
+
     async def end(self) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         self.end_now()
@@ -186,6 +193,8 @@ class PeerStream:
             self._link.mux.consumed(self.id, inbound)
         elif self._take is not None:
             self._take(self._read(inbound))
+        elif self._answer is not None:
+            self._give(self._read(inbound))
         else:
             self._inbox.append(inbound)
             self._arrived.unpark_all()
@@ -193,6 +202,7 @@ class PeerStream:
     def finish(self) -> None:
         """The peer ended its side."""
         self._ended = True
+        self._give(None)
         self._arrived.unpark_all()
 
     def break_off(self, error: MeshdError) -> None:
@@ -200,11 +210,18 @@ class PeerStream:
         if self._error is None:
             self._error = error
             self._broken.set()
+            self._give(error)
         self._arrived.unpark_all()
         self._link.room.unpark_all()
 
+    def _give(self, what: Message | MeshdError | None) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer(what)
+
     def _leave(self) -> None:
         """This side reads no more: what came goes back to the link's budget."""
+        self._answer = None
         for inbound in (*self._inbox, *([self._first] if self._first else ())):
             self._link.mux.consumed(self.id, inbound)
         self._inbox.clear()

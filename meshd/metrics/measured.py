@@ -13,7 +13,7 @@ import trio
 
 from meshd.chain.request import Chain, Event, Finished, GenerationRequest, Started, Stoppable, Tokens
 from meshd.errors import MeshdError
-from meshd.inference.engine import Engine, EngineHealth, EngineInfo, Opening, Ran, Run
+from meshd.inference.engine import Engine, EngineHealth, EngineInfo, Opening, Ran, Run, Settle, Submitting
 from meshd.metrics.instruments import Instruments
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -42,8 +42,26 @@ class MeasuredEngine:
         try:
             ran = await self._engine.run(run)
         except MeshdError as error:
-            self._instruments.refused.labels(error.code).inc()
+            self._count(run, error)
             raise
+        self._count(run, ran)
+        return ran
+
+    def submit(self, run: Run, settle: Settle) -> Callable[[], None] | None:
+        """`Submitting`, where the engine is."""
+        if not isinstance(self._engine, Submitting):
+            return None
+
+        def counted(result: Ran | MeshdError) -> None:
+            self._count(run, result)
+            settle(result)
+
+        return self._engine.submit(run, counted)
+
+    def _count(self, run: Run, ran: Ran | MeshdError) -> None:
+        if isinstance(ran, MeshdError):
+            self._instruments.refused.labels(ran.code).inc()
+            return
         prefill = max(0, min(run.start + run.n, run.prompt_len) - run.start)
         for phase, rows in (("prefill", prefill), ("decode", run.n - prefill)):
             if rows:
@@ -51,7 +69,6 @@ class MeasuredEngine:
         self._instruments.hop_compute_s.observe(ran.compute_ms * _MS)
         self._instruments.hop_queue_s.observe(ran.queue_ms * _MS)
         self._instruments.batch_sessions.observe(ran.batch)
-        return ran
 
     async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
         return await self._engine.boundary(session, layers, start, end)

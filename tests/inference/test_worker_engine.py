@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from meshd.errors import DoesNotFit, EngineFailed, ModelRefused
+from meshd.errors import DoesNotFit, EngineFailed, MeshdError, ModelRefused
 from meshd.inference import worker_engine
-from meshd.inference.engine import Run
+from meshd.inference.engine import Ran, Run
 from meshd.inference.worker_engine import RUNTIME_BYTES, WorkerEngine, WorkerOptions, config_for
 from meshd.vocabulary import MB, LayerRange, ModelSpec, SessionId
 
@@ -126,6 +126,38 @@ def test_a_cancelled_call_is_withdrawn_and_the_next_one_is_answered() -> None:
             assert (await engine.run(run_of("a"))).rows == b"abcd"
             while engine.health().counters["runs"] != 1:  # the fake counts what was withdrawn
                 await trio.testing.wait_all_tasks_blocked(0.01)
+
+    within(scenario)
+
+
+def test_runs_without_a_task_are_answered_refused_withdrawn_and_fail_with_the_worker() -> None:
+    async def scenario() -> None:
+        async with worker() as engine:
+            told: dict[str, Ran | MeshdError] = {}
+
+            def submit(name: str, session: str) -> Callable[[], None]:
+                stop = engine.submit(run_of(session), lambda what: told.__setitem__(name, what))
+                assert stop is not None
+                return stop
+
+            for number in range(3):
+                submit(str(number), "a")
+            withdraw = submit("withdrawn", "hang")
+            assert not told, "nothing is told before the caller has its answer"
+            withdraw()
+            while len(told) < 3 or engine.health().counters["runs"] != 1:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            assert all(isinstance(what, Ran) and what.rows == b"abcd" for what in told.values())
+            submit("pending", "hang")
+            submit("dying", "die")
+            await engine.closed()
+            while len(told) < 5:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            assert isinstance(told["pending"], EngineFailed)
+            assert isinstance(told["dying"], EngineFailed)
+            assert "withdrawn" not in told
+            assert engine.submit(run_of("a"), lambda what: told.__setitem__("late", what)) is None
+            assert "late" not in told
 
     within(scenario)
 
