@@ -264,6 +264,8 @@ class Elector:
 
     def _recheck(self, task: _Task, now: float) -> list[Effect]:
         """The claim has stood long enough: load if it still wins, claim anew or withdraw if not."""
+        if self._watch.mine is None:
+            return self._give_up(now, self._settings.retry_s)  # this node began to drain since
         if task.move is not None and self.held is not None:
             move = still_worth(
                 self._sizes, self._watch.device(self.held), self._others(now), self._settings, task.layers

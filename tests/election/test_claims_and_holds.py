@@ -288,3 +288,11 @@ def test_a_device_that_is_too_small_says_so_and_claims_nothing() -> None:
     play.now = play.elector.deadline()
     assert play.elector.tick(play.now) == []
     assert (play.elector.decision.why, play.elector.decision.short_mb) == ("small", 4)
+
+
+def test_a_node_that_drains_while_its_claim_stands_withdraws_it() -> None:
+    play = Play(1, advert(1, 200))
+    play.until(SendClaim)
+    play.room()  # one that drains is in nobody's view, not even in its own
+    assert play.until(SendClaim).claim.layers is None
+    assert play.elector.taking is None
