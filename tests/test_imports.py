@@ -59,7 +59,7 @@ ALLOWED = {
     "models": {"inference"},
     "inference": {"links", "models"},
     "chain": {"links", "inference", "routing"} | SEAMS,
-    "api": {"chain", "inference", "routing", "models", "eventlog", "doctor"} | SEAMS,
+    "api": {"links", "chain", "inference", "routing", "models", "eventlog", "doctor"} | SEAMS,
     "doctor": set(),
 }
 

@@ -32,6 +32,7 @@ from meshd.api.message import (
     with_defaults,
 )
 from meshd.errors import Busy, CallerError, MeshdError, PayloadTooLarge, RequestTimeout
+from meshd.links.transport import SocketTransport
 
 _log = logging.getLogger(__name__)
 
@@ -349,7 +350,7 @@ class _Out:
     """The `Writer` of one exchange: every write has a deadline, so a client that does not read ends its own answer only."""
 
     def __init__(self, stream: trio.SocketStream, connection: h11.Connection, write_s: float) -> None:
-        self._stream = stream
+        self._transport = SocketTransport(stream)
         self._h11 = connection
         self._write_s = write_s
         self._head_only = False
@@ -392,8 +393,10 @@ class _Out:
     async def _write(self, data: bytes | None) -> None:
         view = memoryview(data or b"")
         while view:
-            with trio.fail_after(self._write_s):
-                await self._stream.send_all(view[:_WRITE_BYTES])
+            self._transport.write(view[:_WRITE_BYTES])
+            if self._transport.pending:  # rare: a token's event fits into every buffer
+                with trio.fail_after(self._write_s):
+                    await self._transport.drain()
             view = view[_WRITE_BYTES:]
 
 
