@@ -82,7 +82,8 @@ class GossipService:
 
     ``on_change(members)`` is called in the event loop when anything changed and once a second; ``on_event(name, fields)``
     for the event log, with ``node`` and ``name`` of whom it is about among the fields; ``on_addresses`` when what should be
-    advertised changes (the daemon answers with `set_advert`). None of them may block or raise.
+    advertised changes (the daemon answers with `set_advert`); ``on_packet`` for every datagram of another node itself. None
+    of them may block or raise.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class GossipService:
         on_event: Callable[[str, Mapping[str, Any]], None],
         on_addresses: Callable[[tuple[Endpoint, ...]], None] | None = None,
         fill_health: Callable[[Health], Health] | None = None,
+        on_packet: Callable[[NodeId], None] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.links = links
@@ -112,6 +114,7 @@ class GossipService:
         self._bound = bound
         self._sealer, self._opener, self._boot = sealer, opener, boot
         self._on_change, self._on_event, self._on_addresses = on_change, on_event, on_addresses
+        self._on_packet = on_packet
         self._core = GossipCore(
             advert, settings, sign=sign, verify=verify, rng=rng or random.SystemRandom(), now=trio.current_time()
         )
@@ -263,6 +266,8 @@ class GossipService:
                 sender, boot, payload = self._opener.open_untrusted(data)
                 if sender != self._core.node_id:
                     self._perform(self._core.receive(payload, sender, source, trio.current_time()))
+                    if self._on_packet is not None:
+                        self._on_packet(sender)
                 elif boot == self._boot:
                     self._core.echo(source)
                 else:

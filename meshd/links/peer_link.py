@@ -38,6 +38,7 @@ from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
 PINGS_KEPT: Final = 8
+STUCK_S: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,12 @@ class PeerLink:
     def usable(self) -> bool:
         """True while streams can be opened."""
         return self._reason is None and self._goaway is None
+
+    def stuck(self, now: float) -> bool:
+        """True when a ping is long overdue and nothing else came meanwhile. A connection that was cut waits for its next
+        retransmission, which after a cut of seconds is seconds away; a new one has no such past."""
+        oldest = min(self._sent_at.values(), default=now)
+        return self.usable and now - max(oldest, self._last_heard) > STUCK_S
 
     @property
     def streams(self) -> int:

@@ -6,11 +6,12 @@ carry.
 
 Invariants: every connection was greeted by the doorkeeper; nobody holds a greeting slot longer than `PoolSettings.greet_s`;
 connections are bounded; a pair may have several (both dialled at once), the newest carries new streams; a hello of another run
-(its ``boot`` differs) closes what is left of the old one.
+(its ``boot`` differs) closes what is left of the old one; so does one that answers while the old one is stuck.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -38,6 +39,7 @@ class PoolSettings:
     connect_s: float = 3.0
     greet_s: float = 5.0
     stagger_s: float = 0.25  # head start of an address over the next one
+    fresh_wait_s: float = 0.25  # how long a caller waits for a new connection where the old one does not answer
     bulk_wait_s: float = 1.0  # how long a bulk stream waits for its own connection before it takes the main one
     max_links: int = 1024
     max_greeting: int = 64
@@ -114,6 +116,9 @@ class LinkPool:
         if link is None:
             await self._shared_dial(node_id, MAIN, deadline_s)
             link = self.live(node_id)
+        elif link.stuck(trio.current_time()):
+            await self._freshen(node_id)
+            link = self.live(node_id)
         if link is None:
             raise LinkLost(f"the link to {node_id[:8]} was lost at once")
         return link
@@ -147,8 +152,11 @@ class LinkPool:
         return sum(len(links) for pair in self._links.values() for links in pair.values())
 
     def heard(self, node_id: NodeId) -> None:
-        """The node lives: forget its back-off."""
+        """The node lives: forget its back-off. If its connection does not, as after a cut, it is replaced."""
         self._backoff.heard(node_id)
+        link = self.live(node_id)
+        if link is not None and link.stuck(trio.current_time()) and self._nursery is not None and not self._closing:
+            self._nursery.start_soon(self._freshen, node_id)
 
     def close(self, node_id: NodeId, reason: str = "closed here") -> None:
         """Drop every connection to a node; its loss is not reported."""
@@ -241,6 +249,11 @@ class LinkPool:
             raise LinkLost(f"{node_id[:8]} did not answer within {deadline_s:g} s")
         if dialling.error is not None:
             raise dialling.error.with_traceback(None)
+
+    async def _freshen(self, node_id: NodeId) -> None:
+        """Try for a new connection beside one that does not answer, for a moment."""
+        with contextlib.suppress(MeshdError):
+            await self._shared_dial(node_id, MAIN, self._settings.fresh_wait_s)
 
     def _may_dial(self, node_id: NodeId) -> tuple[Endpoint, ...]:
         self._door.admit(node_id, None)
@@ -342,6 +355,10 @@ class LinkPool:
         for other in (*pair[MAIN], *pair[BULK]):
             if other.run_id != link.run_id:  # its process is gone, though nobody may have told this connection
                 other.close("the peer restarted")
+        now = trio.current_time()
+        for other in (*pair[MAIN], *pair[BULK]):
+            if other.stuck(now):  # whoever waits on it starts again on this one
+                other.close("a newer connection answers")
         links = pair[role]
         links.append(link)
         if len(links) > self._settings.max_per_pair:

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from meshd.errors import LinkLost, LocalError, PeerError, WrongPeer
 from meshd.identity.block_list import BlockList
 from meshd.identity.mesh_key import KeyRing, MeshKey
 from meshd.identity.node_key import NodeKey
-from meshd.links.peer_link import PeerLink
+from meshd.links import peer_link
+from meshd.links.peer_link import LinkTiming, PeerLink
 from meshd.links.pool import LinkPool, PoolSettings, bound, listen
 from meshd.links.tls import LinkTls
 from meshd.links.wire import Links, Message
@@ -505,5 +506,60 @@ def test_a_port_in_use_names_address_port_and_flag() -> None:
             await listen(Endpoint("192.0.2.1", 0))
         for listener in listeners:
             await listener.aclose()
+
+    run(test)
+
+
+class Way:
+    """A way to a node that can lose what is on it: open connections hang, new ones pass."""
+
+    def __init__(self, to: Endpoint) -> None:
+        self.to = to
+        self.cuts = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
+        await trio.serve_tcp(self.carry, 0, host="127.0.0.1", task_status=task_status)
+
+    async def carry(self, near: trio.SocketStream) -> None:
+        async with await trio.open_tcp_stream(self.to.host, self.to.port) as far, trio.open_nursery() as nursery:
+            nursery.start_soon(self.pump, near, far, self.cuts)
+            nursery.start_soon(self.pump, far, near, self.cuts)
+
+    async def pump(self, source: trio.SocketStream, target: trio.SocketStream, cuts: int) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for data in source:
+                if self.cuts > cuts:
+                    await trio.sleep_forever()
+                await target.send_all(data)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_connection_that_hangs_is_replaced(heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a cut the old connection waits for its retransmission; a datagram from the peer, or a caller, tries a new one."""
+    monkeypatch.setattr(peer_link, "STUCK_S", 0.2)
+
+    async def test() -> None:
+        book: dict[NodeId, Sequence[Endpoint]] = {}
+        quick = PoolSettings(timing=LinkTiming(idle_ping_s=0.05), fresh_wait_s=5.0)
+        a, b = Node(KEYS[0], None, book, settings=quick), Node(KEYS[1], None, book)
+        async with room(a, b), trio.open_nursery() as nursery:
+            way = Way(b.endpoint)
+            (listener,) = await nursery.start(way.run)
+            book[b.node_id] = [Endpoint("127.0.0.1", listener.socket.getsockname()[1])]
+            old = await a.pool.get(b.node_id)
+            await ask(old)
+            a.pool.heard(b.node_id)
+            assert await a.pool.get(b.node_id) is old  # it answers
+            way.cuts += 1
+            await until(lambda: old.stuck(trio.current_time()))
+            if heard:
+                a.pool.heard(b.node_id)
+                await until(lambda: a.pool.live(b.node_id) is not old)
+            new = await a.pool.get(b.node_id)
+            assert new is not old
+            await ask(new)
+            assert await old.closed() == "a newer connection answers"
+            assert not a.lost
+            nursery.cancel_scope.cancel()
 
     run(test)
