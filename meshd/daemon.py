@@ -277,6 +277,7 @@ class Daemon:
             on_event=lambda name, fields: self.log.emit(name, **fields),
             on_addresses=self._on_addresses,
             fill_health=self._on_health,
+            on_packet=self.links.heard,
         )
 
     def _node(self) -> Node:
