@@ -6,8 +6,9 @@ takes it; then the waiting task goes on. Only whole frames are handed to the tra
 so a cancelled caller never tears a frame: `send` queues whole messages and waits only for room.
 
 Liveness here is about the connection: a link closes itself when its pings stay unanswered for `LinkTiming`'s silence. Whoever
-waits for an answer judges much sooner, by `last_heard`. Silence is counted in pings sent and not in time passed, so a device
-that was suspended does not close its links on waking.
+waits for an answer judges much sooner, by `last_heard`. A peer's own pings say nothing of what reaches it, so only what else it
+sends counts as heard: one that can still speak but hears nothing is silent. Silence is counted in pings sent and not in time
+passed, so a device that was suspended does not close its links on waking.
 """
 
 from __future__ import annotations
@@ -216,9 +217,11 @@ class PeerLink:
                 if not raw:
                     self.close(self._goaway or "closed by the peer")
                     return
-                self._last_heard = trio.current_time()
-                self._silence_s = 0.0
-                self._dispatch(self.mux.receive_untrusted(raw))
+                events = self.mux.receive_untrusted(raw)
+                if not events or not all(isinstance(event, Pinged) for event in events):
+                    self._last_heard = trio.current_time()
+                    self._silence_s = 0.0
+                self._dispatch(events)
         except BadFrame as error:
             self.close(f"bad frame: {error.message}")
         except (trio.BrokenResourceError, trio.ClosedResourceError):

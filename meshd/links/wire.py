@@ -67,7 +67,7 @@ class Link(Protocol):
 
     @property
     def last_heard(self) -> float:
-        """trio's clock at the last byte from the peer."""
+        """trio's clock at the last byte from the peer that was not a ping."""
         ...
 
     @property

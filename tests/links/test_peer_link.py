@@ -267,19 +267,34 @@ def test_pings_measure_carry_state_and_hurry_while_watched() -> None:
     run(test, mock_clock=True)
 
 
+@pytest.mark.parametrize("speaks", [False, True])
 @pytest.mark.parametrize(("watched", "least_s", "most_s"), [(True, 9, 12), (False, 29, 35)])
-def test_a_peer_that_answers_no_ping_is_silent(watched: bool, least_s: float, most_s: float) -> None:
+def test_a_peer_that_answers_no_ping_is_silent(watched: bool, least_s: float, most_s: float, speaks: bool) -> None:
+    """Also one that still sends pings of its own: nothing says that it hears anything."""
+
     async def test() -> None:
-        left, _right = trio.testing.memory_stream_pair()
+        left, right = trio.testing.memory_stream_pair()
         link = PeerLink(left, Multiplexer(dialler=True), B, accept=lambda stream: stream.cancel())
+        peer = Multiplexer(dialler=False)
         start = trio.current_time()
+
+        async def speak() -> None:
+            for nonce in range(1000):
+                peer.ping(nonce)
+                await right.send_all(peer.next_bytes())
+                await trio.sleep(0.5)
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
+            if speaks:
+                nursery.start_soon(speak)
             if watched:
                 async with link.watch():
                     assert await link.closed() == "silent"
             else:
                 assert await link.closed() == "silent"
+            nursery.cancel_scope.cancel()
+        assert link.last_heard == start
         assert least_s < trio.current_time() - start < most_s
 
     run(test, mock_clock=True)
