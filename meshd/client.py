@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,12 +34,14 @@ _ELSEWHERE: Final = frozenset(
 
 
 class RequestFailed(MeshdError):
-    """The room's own error, as it said it: ``code``, ``status`` and the whole error object."""
+    """The room's own error, as it said it: ``code``, ``status`` and the whole error object. ``waited_s``: how long the entry
+    had been silent before it said so."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
         super().__init__(str(error.get("message") or f"HTTP {status}"), param=error.get("param"))
         self.http_status = status
         self.error = dict(error)
+        self.waited_s = 0.0
 
 
 class NoEntry(PeerError):
@@ -158,7 +161,7 @@ class Client:
         for as long as ``patience_s`` passes without any progress. Raises RequestFailed, NoEntry."""
         request = {**body, "stream": True, **({} if prompt is None else {"prompt": prompt})}
         progress = _Progress()
-        tried: set[int] = set()
+        tried: dict[int, MeshdError] = {}
         before, give_up = 0, time.monotonic() + patience_s
         while True:
             try:
@@ -175,16 +178,18 @@ class Client:
                 tried.clear()
             elif len(self._urls) == 1:
                 raise problem
-            self._go_elsewhere(tried, problem, give_up)
+            tried[self._first] = problem
+            self._go_elsewhere(tried, give_up)
 
-    def _go_elsewhere(self, tried: set[int], problem: MeshdError, give_up: float) -> None:
-        """Choose the next entry. Raises ``problem`` once all have been tried and the time is over."""
-        tried.add(self._first)
+    def _go_elsewhere(self, tried: dict[int, MeshdError], give_up: float) -> None:
+        """Choose the next entry. Once all have been tried and the time is over, raises what they said: what an entry answered
+        says more than that another was not there."""
+        problem = tried[self._first]
         left = [i % len(self._urls) for i in range(self._first + 1, self._first + len(self._urls))]
         left = [i for i in left if i not in tried]
         if not left:
             if time.monotonic() >= give_up:
-                raise problem
+                raise next((said for said in reversed(tried.values()) if isinstance(said, RequestFailed)), problem)
             time.sleep(0.05)
             tried.clear()
             left = [(self._first + 1) % len(self._urls)]
@@ -217,6 +222,16 @@ class Client:
         asking = self._http.stream(
             "POST", url + "/chain", json=body, headers=self._stream_headers, timeout=self._stream_timeout
         )
+        heard = time.monotonic()
+        try:
+            for piece in self._pieces(asking, url, progress):
+                yield piece
+                heard = time.monotonic()
+        except RequestFailed as error:
+            error.waited_s = time.monotonic() - heard
+            raise
+
+    def _pieces(self, asking: AbstractContextManager[httpx.Response], url: str, progress: _Progress) -> Iterator[Piece]:
         with asking as response:
             if response.status_code != 200:
                 response.read()

@@ -53,8 +53,8 @@ def test_judged(one: Asked, outcome: str) -> None:
 
 
 def test_an_honest_503_is_timed_from_when_it_could_be_known() -> None:
-    assert noticed_s(unavailable(10, 20, began_s=40.0, ended_s=50.4), OUT) == pytest.approx(0.4)
-    assert noticed_s(unavailable(10, 20, began_s=51.0, ended_s=51.2), OUT) == pytest.approx(0.2)
+    assert noticed_s(unavailable(10, 20, waited_s=2.0, ended_s=50.4), OUT) == pytest.approx(0.4)
+    assert noticed_s(unavailable(10, 20, waited_s=0.2, ended_s=55.0), OUT) == pytest.approx(0.2)
 
 
 def test_a_stall_is_put_down_to_a_strike_on_its_way() -> None:

@@ -10,13 +10,15 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from meshd.cli.chaos.box import Struck
 from meshd.cli.chaos.verdict import Asked
 from meshd.client import Client, Piece, RequestFailed
 from meshd.errors import MeshdError
 from meshd.vocabulary import LayerRange
+
+REFUSED_S: Final = 0.5  # whoever was refused does not ask again at once
 
 
 class Clients:
@@ -64,7 +66,9 @@ class Clients:
             with self._struck.inside(), self._struck.room.client() as client:
                 while not self._over.is_set():
                     client.prefer(rng.choice(list(self._names)))
-                    self._heard(self.ask(client, rng.randrange(len(self._prompts))))
+                    asked = self.ask(client, rng.randrange(len(self._prompts)))
+                    self._heard(asked)
+                    self._over.wait(REFUSED_S if asked.code else 0.0)
         except BaseException as error:  # noqa: BLE001  # raised again where the clients are stopped
             self._failed.append(error)
 
@@ -74,6 +78,7 @@ class Clients:
         seen = _Seen(self._names)
         code = message = ""
         missing: tuple[LayerRange, ...] = ()
+        waited_s = 0.0
         try:
             for piece in client.stream(self._prompts[prompt], patience_s=0.0, **self._body):
                 seen.add(piece, self._clock())
@@ -81,6 +86,7 @@ class Clients:
             code, message = error.code, error.message
             if isinstance(error, RequestFailed):
                 code = str(error.error.get("code") or error.http_status)
+                waited_s = error.waited_s
                 missing = tuple(LayerRange(*gap) for gap in error.error.get("missing") or ())
         return Asked(
             began_s,
@@ -93,6 +99,7 @@ class Clients:
             code,
             message,
             missing,
+            waited_s,
         )
 
 
@@ -107,11 +114,16 @@ class _Seen:
         self.sessions: dict[str, None] = {}
 
     def add(self, piece: Piece, at_s: float) -> None:
-        self.nodes |= {self._names[piece.entry], *piece.route}
+        self.nodes |= {self._names[piece.entry], *map(_plain, piece.route)}
         self.sessions[piece.session] = None
         if piece.tokens:
             self.tokens += piece.tokens
             self.times.append((at_s, len(piece.tokens)))
         if piece.final is not None:
             lost = piece.final.get("recoveries", ())
-            self.nodes |= {one[end] for one in lost for end in ("from", "to")}
+            self.nodes |= {_plain(one[end]) for one in lost for end in ("from", "to")}
+
+
+def _plain(label: str) -> str:
+    """The name without what tells a wiped node from its former self."""
+    return label.partition("~")[0]

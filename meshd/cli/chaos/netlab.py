@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -119,9 +120,10 @@ class NetLab:
         tool("ip", "-n", namespace, "-batch", "-", text="".join(f"{line}\n" for line in lines))
 
     def down(self) -> None:
-        """Kill what runs in the lab and remove it."""
+        """Kill what runs in the lab and remove it, and whatever labs of processes that are no more left behind."""
         listed = [line.split()[0] for line in tool("ip", "netns", "list").splitlines() if line]
-        mine = [name for name in listed if name.startswith(f"{self._prefix}-")]
+        labs = {name: found for name in listed if (found := re.match(r"lab(\d+)-", name))}
+        mine = [name for name, lab in labs.items() if int(lab[1]) == os.getpid() or not Path("/proc", lab[1]).exists()]
         for name in mine:
             for pid in tool("ip", "netns", "pids", name).split():
                 with contextlib.suppress(ProcessLookupError):
@@ -135,17 +137,9 @@ class NetLab:
         """The command as it runs on a host."""
         return ["ip", "netns", "exec", self.namespace(host), *map(str, command)]
 
-    @contextlib.contextmanager
-    def inside(self, host: int) -> Iterator[None]:
-        """The calling thread is on this host: sockets that it makes meanwhile are, and stay, the host's."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open("/proc/thread-self/ns/net", "rb") as here, open(f"/run/netns/{self.namespace(host)}", "rb") as there:  # noqa: PTH123  # kept open for their descriptors
-            if libc.setns(there.fileno(), _NEW_NET):
-                raise LocalError(f"{self.namespace(host)}: {os.strerror(ctypes.get_errno())}")
-            try:
-                yield
-            finally:
-                libc.setns(here.fileno(), _NEW_NET)
+    def inside(self, host: int | None) -> contextlib.AbstractContextManager[None]:
+        """The calling thread is on this host (None: in the switch): sockets that it makes meanwhile are, and stay, the host's."""
+        return _inside(self._switch if host is None else self.namespace(host))
 
     def run(self, host: int, command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run to the end; output as text."""
@@ -202,6 +196,18 @@ class NetLab:
 
     def _rules(self, *lines: str) -> None:
         tool("ip", "netns", "exec", self._switch, "nft", "-f", "-", text="".join(f"{line}\n" for line in lines))
+
+
+@contextlib.contextmanager
+def _inside(namespace: str) -> Iterator[None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net", "rb") as here, open(f"/run/netns/{namespace}", "rb") as there:  # noqa: PTH123  # kept open for their descriptors
+        if libc.setns(there.fileno(), _NEW_NET):
+            raise LocalError(f"{namespace}: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            libc.setns(here.fileno(), _NEW_NET)
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> str:

@@ -45,16 +45,12 @@ class Asked:
     code: str = ""
     message: str = ""
     missing: tuple[LayerRange, ...] = ()
+    waited_s: float = 0.0  # how long the entry that refused had been silent before
 
     @property
     def first_s(self) -> float | None:
         """How long the first token took."""
         return self.times[0][0] - self.began_s if self.times else None
-
-    @property
-    def quiet_s(self) -> float:
-        """The time between the last sign of life and the end."""
-        return self.ended_s - (self.times[-1][0] if self.times else self.began_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +96,9 @@ def judge(asked: Asked, expected: Sequence[int], known: Sequence[Outage], deadli
 
 
 def noticed_s(asked: Asked, known: Sequence[Outage]) -> float:
-    """How long an honest 503 took from the moment at which it could be known."""
+    """How long an entry took for an honest 503, from the moment at which it could know."""
     outage = _outage(asked, known)
-    since = asked.times[-1][0] if asked.times else asked.began_s
-    return asked.ended_s - max(since, outage.from_s if outage else since)
+    return min(asked.waited_s, asked.ended_s - outage.from_s) if outage else asked.waited_s
 
 
 def _outage(asked: Asked, known: Sequence[Outage]) -> Outage | None:
