@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import platformdirs
 
-from meshd.errors import UsageError
+from meshd.errors import LocalError, UsageError
 from meshd.vocabulary import Endpoint, LayerRange, is_model_name, is_node_name
 
 HTTP_PORT: Final = 8090
@@ -287,7 +287,9 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """The settings of this start. Raises UsageError; ``--help`` prints and exits 0 as argparse does."""
+    """The settings of this start; ``--help`` prints and exits 0 as argparse does.
+
+    Raises UsageError, and LocalError for a key file that is not there."""
     given = {key: _parse_value(key, raw, flag_of(key)) for key, raw in vars(_parser().parse_args(argv)).items()}
     env = {
         key: _parse_value(key, environ[f"MESHD_{key.upper()}"], f"MESHD_{key.upper()}")
@@ -304,7 +306,7 @@ def settled(config: Config) -> Config:
     """Fill in what follows from the rest, and refuse what cannot be combined."""
     keyed = config.mesh_key_path.exists()
     if config.mesh_key is not None and not keyed:
-        raise UsageError(f"--mesh-key: no file {config.mesh_key}; make one with `meshd key new`")
+        raise LocalError(f"--mesh-key: no file {config.mesh_key}; make one with `meshd key new`")
     host = "0.0.0.0" if keyed else "127.0.0.1"
     http = config.http or Endpoint(host, HTTP_PORT)
     mesh = config.mesh or Endpoint(host, MESH_PORT)

@@ -57,6 +57,7 @@ from meshd.node.bar_watch import watch_bars
 from meshd.node.draining import Draining
 from meshd.node.fetcher import Fetcher
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
+from meshd.node.join_check import refuse_http_ports
 from meshd.node.key_watch import watch_key
 from meshd.node.next_links import keep_links
 from meshd.node.notify import Notifier
@@ -65,7 +66,7 @@ from meshd.node.serving import Serving
 from meshd.node.share_server import ModelShare
 from meshd.node.spot_checked import SpotChecked
 from meshd.node.stage_loader import StageLoader, capacity_mb
-from meshd.node.status import state_of, with_work
+from meshd.node.status import settled, state_of, with_work
 from meshd.node.weights import Weights
 from meshd.roster import Roster
 from meshd.routing.bandit import BanditPlanner
@@ -318,7 +319,7 @@ class Daemon:
         nursery.start_soon(self.chain.run)
         nursery.start_soon(self._serve_streams)
         await nursery.start(self.server.run)
-        self.log.emit("listening", http=f"http://{self.me.http}", mesh=str(self.sockets.mesh))
+        self._tell_listening()
         nursery.start_soon(self.admitting.run)
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
@@ -329,6 +330,7 @@ class Daemon:
             watch_bars, self.links, bars, lambda node: self.log.emit("barred", level="warning", peer=node)
         )
         nursery.start_soon(remember_routes, self.planner, self.config.state)
+        nursery.start_soon(refuse_http_ports, self.config.join, lambda: bool(self.directory().peers))
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()
         nursery.start_soon(notifier.run, lambda: self.told_ready or " ".join(self._state()))
@@ -447,12 +449,21 @@ class Daemon:
             health=self.health,
         )
 
+    def _tell_listening(self) -> None:
+        """The start line; without a key it says how other devices get in."""
+        url, mesh = f"http://{self.me.http}", str(self.sockets.mesh)
+        alone = self.ring is None and not self.config.insecure_lan
+        hint = "loopback only; to form a room with other devices: meshd key new" if alone else None
+        text = f"{url} mesh {mesh}" + (f" ({hint})" if hint else "")
+        self.log.emit("listening", text=text, http=url, mesh=mesh, hint=hint)
+
     def _tell_ready(self) -> None:
         """The ready line, once for each thing one can be ready for."""
-        state, _ = self._state()
+        state, reason = self._state()
         layers, spec = self.keeper.held.layers, self.serving.spec
         what = f"{spec.name if spec else 'no model'} {layers or 'no layers'}"
-        if state not in ("ready", "observer") or what == self.told_ready:
+        expects = spec is not None or bool(self.config.join)
+        if what == self.told_ready or not settled(state, reason, expects=expects):
             return
         self.told_ready = what
         healthy = sum(member.state == "alive" for member in self.directory().peers)

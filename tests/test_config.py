@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshd.config import Config, load
-from meshd.errors import UsageError
+from meshd.errors import LocalError, UsageError
 from meshd.vocabulary import Endpoint, LayerRange
 
 
@@ -60,7 +60,6 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--join", "n1:8090"], "n1:8091"),
         (["--http", "127.0.0.1:5", "--join", "n1:5"], "HTTP port"),
         (["--http", "127.0.0.1:5", "--mesh", "127.0.0.1:5"], "both"),
-        (["--mesh-key", "/nonexistent/key"], "meshd key new"),
         (["--config", "/nonexistent/toml"], "--config"),
         (["--nonsense"], "--nonsense"),
     ],
@@ -69,6 +68,12 @@ def test_wrong_values_name_their_flag(argv: list[str], named: str, env: dict[str
     with pytest.raises(UsageError, match=re.escape(named)) as caught:
         load(argv, env)
     assert "\n" not in caught.value.message
+
+
+def test_a_key_file_that_is_not_there(env: dict[str, str]) -> None:
+    with pytest.raises(LocalError, match=r"--mesh-key: .*meshd key new") as caught:
+        load(["--mesh-key", "/nonexistent/key"], env)
+    assert not isinstance(caught.value, UsageError)  # the flag is right, the device lacks the file
 
 
 def test_unknown_key_and_wrong_value_in_the_file(env: dict[str, str], tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from meshd.cli.room import console
+from meshd.cli.room import notes
 from meshd.models.progress import Progress
 
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """A progress bar for each stage of work on a model."""
+    """A progress bar for each stage of work on a model; on stderr, so that ``--json`` stays one document."""
     columns = (TextColumn("{task.description:12s}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console) as shown:
+    with Bars(*columns, console=notes) as shown:
         tasks: dict[str, TaskID] = {}
 
         def progress(stage: str, done_bytes: int, total_bytes: int) -> None:

@@ -31,6 +31,7 @@ StateDir = Annotated[
 ]
 
 console = Console(width=None if sys.stdout.isatty() else 160)
+notes = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 
 
 def state_dir(given: Path | None) -> Path:

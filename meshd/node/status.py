@@ -25,6 +25,12 @@ def state_of(held: Held, *, draining: str, named: bool, found: bool, pinned: boo
     return "observer", why or ("holds no layers yet" if found else "no model named, and none in the room yet")
 
 
+def settled(state: str, reason: str, *, expects: bool) -> bool:
+    """True once it is known what this node is for: it serves layers, or stays an entry without any. ``expects``: it has a model
+    or a room to join, so an observer that only waits for its election or for the room's model is not there yet."""
+    return state == "ready" or (state == "observer" and not (expects and reason.endswith("yet")))
+
+
 def with_work(health: Health, engine: Engine | None, in_flight: int) -> Health:
     """The device's health completed with what meshd does on it."""
     if engine is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meshd.cli.local_room import LocalRoom
 from tests.rooms import daemon, meshd, one_line, ports
 
 pytestmark = pytest.mark.daemon
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.daemon
         (["--join", "http://127.0.0.1:8090"], 2, "--join"),
         (["--join", "127.0.0.1:8090"], 2, "mesh port"),
         (["--http", "192.0.2.1:80"], 2, "meshd key new"),
+        (["--mesh-key", "/nonexistent/key"], 1, "--mesh-key"),
+        (["--api-key-file", "/nonexistent/key"], 1, "--api-key-file"),
         (["--http", "192.0.2.1:80", "--insecure-lan"], 1, "--http"),
         (["--mesh", "192.0.2.1:80", "--insecure-lan"], 1, "--mesh"),
         (["--kv-reserve", "lots"], 2, "--kv-reserve"),
@@ -55,3 +58,17 @@ def test_commands_that_find_nobody(tmp_path: Path) -> None:
         ran = meshd(*command, MESHD_URL=f"http://{url}")
         assert ran.returncode == 1, ran.stderr
         assert url in one_line(ran.stderr)
+
+
+def test_another_nodes_http_port_is_refused_with_its_mesh_port(tmp_path: Path) -> None:
+    with LocalRoom("hash:2", common=("--capacity-mb", "1000")) as room:
+        node = room.add("n1")
+        room.wait()
+        http, mesh = ports()
+        ran = daemon("--http", http, "--mesh", mesh, "--join", node.http, home=tmp_path)
+        assert ran.returncode == 2, ran.stderr
+        assert node.mesh in one_line(ran.stderr)
+        ready = [event for event in node.events() if event["ev"] == "ready"]
+        assert [event["layers"] for event in ready] == [[0, 2]]  # told once, and not before there is something to ask
+        (listening,) = (event for event in node.events() if event["ev"] == "listening")
+        assert "meshd key new" in listening["hint"]
