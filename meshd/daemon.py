@@ -303,6 +303,7 @@ class Daemon:
             view=lambda: (self.directory(), self._facts(), self.serving.spec),
             engine=self.engine,
             in_flight=lambda: self.app.in_flight,
+            tasks=lambda: trio.lowlevel.current_statistics().tasks_living,
             traffic=lambda: self.gossip.traffic,
             rejected=lambda: self.gossip.rejected,
             send_errors=lambda: self.gossip.send_errors,

@@ -25,6 +25,7 @@ class Sources:
     view: Callable[[], views.View]
     engine: Callable[[], Engine | None]
     in_flight: Callable[[], int]
+    tasks: Callable[[], int]
     traffic: Callable[[], Mapping[str, int]]
     rejected: Callable[[], Mapping[str, int]]
     send_errors: Callable[[], Mapping[str, int]]
@@ -69,6 +70,7 @@ class RoomCollector(Collector):
         health = facts.health
         yield _gauge("meshd_uptime_seconds", "Since this daemon started.", facts.uptime_s)
         yield _gauge("meshd_requests_in_flight", "Requests owned or passed on now.", self._sources.in_flight())
+        yield _gauge("meshd_tasks", "Tasks of the daemon's event loop.", self._sources.tasks())
         yield _gauge("meshd_memory_available_bytes", "Memory this device has free.", health.ram_free_mb * MB)
         yield _gauge("meshd_node_jammed", "1 while this node's engine is stuck.", health.jammed)
         yield _gauge("meshd_warnings", "Warnings on /status.", len(facts.warnings))

@@ -234,6 +234,7 @@ def collected() -> Instruments:
         view=lambda: (TWO, NodeFacts(state="ready", name="n1", version="1"), SPEC),
         engine=lambda: engine,
         in_flight=lambda: 2,
+        tasks=lambda: 8,
         traffic=lambda: {"sent_datagrams": 1, "sent_bytes": 2, "received_datagrams": 3, "received_bytes": 4},
         rejected=lambda: {"key": 5},
         send_errors=lambda: {"EPERM": 6},

@@ -52,13 +52,14 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to draw from. ``outage_every_s`` None: a replica of each layer is always left."""
+    """What to draw from. ``outage_every_s`` None: a replica of each layer is always left. ``safe`` nodes are never struck."""
 
     seconds: float
     every_s: float = 2.0
     kinds: Sequence[str] = tuple(LASTS_S)
     settle_s: float = 6.0
     outage_every_s: float | None = None
+    safe: frozenset[str] = frozenset()
 
 
 def strikes(places: Mapping[str, LayerRange | None], plan: Plan, seed: int) -> tuple[Strike, ...]:
@@ -109,7 +110,8 @@ def _one(
     spared = [
         name
         for name in places
-        if name not in away and _covered([r for n, r in places.items() if n not in away - lost | {name}], last)
+        if name not in away | plan.safe
+        and _covered([r for n, r in places.items() if n not in away - lost | {name}], last)
     ]
     return Strike(at_s, kind, (rng.choice(spared),), for_s) if spared else None
 
