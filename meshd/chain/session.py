@@ -245,10 +245,11 @@ class Session:
 
     def deadline(self) -> float:
         """When `tick` next has something to do. Ask just before waiting: a tick much later than this means a pause."""
-        self._due = math.inf if self.over else self._next_due()
+        self._due = math.inf if self.over else self.due()
         return self._due
 
-    def _next_due(self) -> float:
+    def due(self) -> float:
+        """As `deadline`, for who does not wait: whether a wait that began earlier has become too long."""
         due = min(self._expires, self._token_due)
         if self._stuck:
             return min(due, self._stuck.again_at)
