@@ -1,8 +1,9 @@
 """The daemon's side of the text worker: `Text` for a model's folder.
 
 Owns one child at a time and its restarts. Calls go one after the other (each takes well under a millisecond, or is a long
-prompt) and are shielded while they run, so a caller that leaves never leaves half a message; every one has a deadline, after
-which the child is killed and the next call gets a new one. A template that runs for ever therefore costs one request.
+prompt), all texts that wait to be decoded as one. Calls are shielded while they run, so a caller that leaves never leaves half a
+message; every one has a deadline, after which the child is killed and the next call gets a new one. A template that runs for ever
+therefore costs one request.
 
 Errors: CallerError from the template or for a call that took too long in it, EngineFailed when the worker dies, Busy when too
 many wait, ModelRefused from `start`.
@@ -11,6 +12,7 @@ many wait, ModelRefused from `start`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +34,14 @@ class _Slow(Exception):
     """A call took longer than it may."""
 
 
+@dataclass(slots=True, eq=False)
+class _Decode:
+    """Ids whose text is wanted; the text or why there is none."""
+
+    ids: list[int]
+    text: str | MeshdError | None = None
+
+
 class TextEngine:
     """`Text` by a child process. Make it with `TextEngine.start`."""
 
@@ -48,6 +58,7 @@ class TextEngine:
         self._eos_ids: frozenset[int] = frozenset()
         self._template_hangs = False
         self._closed = False
+        self._decodes: list[_Decode] = []  # that wait: whoever has the lock next asks for all of them
 
     @classmethod
     async def start(
@@ -77,7 +88,20 @@ class TextEngine:
         return list((await self._call(request, self._template_s))["ids"])
 
     async def decode(self, ids: Sequence[int]) -> str:
-        return str((await self._call({"op": "decode", "ids": list(ids)}, _CALL_S))["text"])
+        wanted = _Decode(list(ids))
+        if len(self._decodes) >= _MAX_WAITING:
+            raise Busy("too many texts wait for the tokenizer")
+        self._decodes.append(wanted)
+        try:
+            async with self._lock:
+                if wanted.text is None:
+                    await self._decode_all()
+        finally:
+            if wanted in self._decodes:
+                self._decodes.remove(wanted)
+        if isinstance(wanted.text, MeshdError):
+            raise wanted.text
+        return str(wanted.text)
 
     async def aclose(self) -> None:
         """Stop the worker; idempotent."""
@@ -86,20 +110,37 @@ class TextEngine:
         if child is not None:
             await child.aclose()
 
+    async def _decode_all(self) -> None:
+        """One call for all answers that have new tokens: they come with one step of the engine, so they come together."""
+        wanted, self._decodes = self._decodes, []
+        request = {"op": "decode", "lists": [each.ids for each in wanted]}
+        texts: list[Any]
+        try:
+            texts = list((await self._locked_call(request, wire.pack(request), _CALL_S)).get("texts", ()))
+            if len(texts) != len(wanted):
+                raise EngineFailed("the text worker gave an answer of another length")
+        except MeshdError as error:
+            texts = [error] * len(wanted)
+        for each, text in zip(wanted, texts, strict=True):
+            each.text = text if isinstance(text, str | MeshdError) else EngineFailed(text["message"])
+
     async def _call(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         try:
             data = wire.pack(request)
         except (ValueError, TypeError, OverflowError) as error:
             raise CallerError(f"text that cannot be handed to the tokenizer: {error}") from error
-        limit_s += len(data) / _BYTES_PER_S
         if self._lock.statistics().tasks_waiting >= _MAX_WAITING:
             raise Busy("too many texts wait for the tokenizer")
         async with self._lock:
-            with trio.CancelScope(shield=True):
-                try:
-                    answer = await self._answered(data, limit_s)
-                except _Slow:
-                    raise _too_slow(request["op"], limit_s) from None
+            return await self._locked_call(request, data, limit_s)
+
+    async def _locked_call(self, request: Mapping[str, Any], data: bytes, limit_s: float) -> dict[str, Any]:
+        limit_s += len(data) / _BYTES_PER_S
+        with trio.CancelScope(shield=True):
+            try:
+                answer = await self._answered(data, limit_s)
+            except _Slow:
+                raise _too_slow(request["op"], limit_s) from None
         if "code" not in answer:
             return answer
         if answer["code"] == CallerError.code:

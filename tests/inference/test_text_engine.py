@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -45,6 +46,39 @@ def within(test: Callable[[], Awaitable[None]]) -> None:
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def test_texts_that_wait_are_decoded_together_and_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    byte_level(tmp_path)
+    calls: list[bytes] = []
+    exchange = TextEngine._exchange
+
+    async def counted(engine: TextEngine, data: bytes, limit_s: float) -> dict[str, Any]:
+        calls.append(data)
+        return await exchange(engine, data, limit_s)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            ids = {word: await text.encode(word) for word in ("one", "two", "three", "four")}
+            told: dict[str, str] = {}
+
+            async def read(word: str) -> None:
+                told[word] = await text.decode(ids[word])
+
+            async def fail() -> None:
+                with pytest.raises(EngineFailed, match="decode"):
+                    await text.decode([-1])
+
+            calls.clear()
+            async with trio.open_nursery() as nursery:
+                for word in ids:
+                    nursery.start_soon(read, word)
+                nursery.start_soon(fail)
+            assert told == {word: word for word in ids}
+            assert len(calls) <= 2, "the first to come, then whoever waited meanwhile"
+
+    monkeypatch.setattr(TextEngine, "_exchange", counted)
+    within(scenario)
 
 
 def test_encodes_chats_and_decodes(tmp_path: Path) -> None:

@@ -46,9 +46,17 @@ def main(arguments: list[str]) -> int:
 _CALLS: Final[Mapping[str, Callable[[TextModel, dict[str, Any]], dict[str, Any]]]] = {
     "encode": lambda model, request: {"ids": model.encode(request["text"], special=request["special"])},
     "chat": lambda model, request: {"ids": model.chat(request["messages"])},
-    "decode": lambda model, request: {"text": model.decode(request["ids"])},
+    "decode": lambda model, request: {"texts": [_decoded(model, ids) for ids in request["lists"]]},
     "turn_end": lambda model, _request: {"eos_ids": sorted(model.find_turn_end())},
 }
+
+
+def _decoded(model: TextModel, ids: list[int]) -> str | dict[str, Any]:
+    """The text, or what is wrong with these ids: the others in the same call have theirs."""
+    try:
+        return model.decode(ids)
+    except Exception as error:  # noqa: BLE001  # as in _answer
+        return {"message": f"decode: {type(error).__name__}: {error}"}
 
 
 def _answer(model: TextModel, request: dict[str, Any]) -> dict[str, Any]:
