@@ -2,6 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOAK_MINUTES ?= 60
+# Rooms of daemons are one worker's, one after another, and all else is for the others (tests/conftest.py).
+JOBS ?= 2
+# Hundreds of processes are started; each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint bench soak clean
 .DEFAULT_GOAL := help
@@ -13,9 +17,9 @@ help: ## what can be made
 	@echo "== setting up .venv (a few minutes the first time: torch is large)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "meshd needs Python 3.11 or newer; say make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[engine,dev]' | grep -E --line-buffered '^(Collecting|Installing|Successfully|ERROR)' || true
-	@$(BIN)/python -c 'import meshd, torch, transformers, trio' # the pipe above hides pip's exit status
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-compile -c constraints.txt -e '.[engine,dev]' | grep -E --line-buffered '^(Collecting|Installing|Successfully|ERROR)' || true
+	@# The pipe above hides pip's exit status; and what is used of ten thousand modules is compiled here, once, not all of them.
+	@$(BIN)/python -c 'import meshd.daemon, meshd.cli.app, meshd.inference.worker.stage, meshd.inference.text_worker.__main__, openai, pytest'
 	@touch $@
 
 demo: .venv/ready ## four daemons on loopback answer a question while one is killed
@@ -23,7 +27,7 @@ demo: .venv/ready ## four daemons on loopback answer a question while one is kil
 
 test: .venv/ready ## all tests but the long ones
 	@$(BIN)/meshd pull smollm2-135m
-	$(BIN)/python -m pytest -q -m "not soak" $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not soak" $(TESTS)
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .

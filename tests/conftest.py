@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
 
 from meshd.cli.local_room import LocalRoom
 from tests import rooms
+
+ROOMS = frozenset({"daemon", "netns"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `pytest -n` may run side by side: files; but rooms of daemons are one group, because two rooms at once would take each
+    other's processors and judge each other slow. The longest come first, so that no worker is left alone at the end."""
+    items.sort(key=lambda item: (not _marked(item, ROOMS), not _marked(item, {"torch"})))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("rooms" if _marked(item, ROOMS) else str(item.path)))
+
+
+def _marked(item: pytest.Item, names: Set[str]) -> bool:
+    return any(mark.name in names for mark in item.iter_markers())
 
 
 @pytest.fixture(scope="session")
