@@ -101,13 +101,13 @@ class _Answer:
         return event
 
     def timings(self) -> Timings:
-        """As INTERFACE reports them."""
+        """So far. What came in one moment, as a single token does, counts over the whole time."""
         now, times = trio.current_time(), self.token_times
-        rest_s = times[-1] - times[0] if times else 0.0
+        whole_s, rest_s = now - self.began, times[-1] - times[0] if times else 0.0
         return Timings(
             ttft_ms=(times[0] - self.began) * 1000.0 if times else 0.0,
-            total_ms=(now - self.began) * 1000.0,
-            tokens_per_s=(len(times) - 1) / rest_s if rest_s > 0.0 else 0.0,
+            total_ms=whole_s * 1000.0,
+            tokens_per_s=(len(times) - 1) / rest_s if rest_s > 0.0 else len(times) / whole_s if whole_s > 0.0 else 0.0,
         )
 
 

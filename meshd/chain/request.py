@@ -68,7 +68,7 @@ class RouteUse:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """``ttft_ms`` from the request's arrival; ``tokens_per_s`` over the tokens after the first."""
+    """``ttft_ms`` from the request's arrival; ``tokens_per_s`` over the tokens after the first, of a single one over all."""
 
     ttft_ms: float
     total_ms: float

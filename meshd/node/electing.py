@@ -35,7 +35,7 @@ _PRESENT: Final = (NodeStatus.ALIVE, NodeStatus.SUSPECT)
 
 
 class Electing:
-    """One node's election for one model. Run it in a nursery. ``on_claim`` is called when `claim` changed."""
+    """One node's election for one model. Run it in a nursery. ``on_claim`` is called when `claim` or `reason` changed."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class Electing:
         self._nursery: trio.Nursery | None = None
         self._answers: dict[int, HoldAnswer] = {}
         self._loading: LayerRange | None = None
+        self._shown_reason = ""
         self.claim: Loading | None = None
         keeper.report_to(self)
 
@@ -89,9 +90,15 @@ class Electing:
             while True:
                 self._look()
                 self._carry(self._elector.tick(trio.current_time()))
+                self._show_reason()
                 deadline = min(self._elector.deadline(), trio.current_time() + LOOK_S)
                 with trio.CancelScope(deadline=deadline) as self._sleep:
                     await trio.sleep_forever()
+
+    def _show_reason(self) -> None:
+        if self.reason != self._shown_reason:
+            self._shown_reason = self.reason
+            self._on_claim()
 
     async def serve_hold(self, peer: NodeId, message: Message, stream: Stream) -> None:
         """A peer asks whether this node stays. Raises what a damaged question is."""

@@ -87,6 +87,14 @@ def test_what_the_room_says_of_itself(four_halves: LocalRoom) -> None:
     assert {(peer["state"], peer["admitted"]) for peer in others.values()} == {("alive", True)}
 
 
+def test_one_token_has_a_speed_and_an_entry_without_layers_says_when_it_is_ready(four_halves: LocalRoom) -> None:
+    with four_halves.client("e0") as client:
+        timings = client.ask(PROMPT, max_tokens=1)["timings"]
+    assert timings["tokens_per_s"] == pytest.approx(1000 / timings["total_ms"], rel=0.2)
+    ready = [event["layers"] for event in four_halves.nodes["e0"].events() if event["ev"] == "ready"]
+    assert ready == [None]
+
+
 def test_a_client_that_leaves_ends_its_answer_everywhere(four_halves: LocalRoom) -> None:
     for entry in ("e0", "n1"):
         with four_halves.client(entry) as client:
