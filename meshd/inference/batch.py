@@ -133,15 +133,17 @@ class Batcher(Generic[Tag]):
         """The queued runs of a session, in order."""
         return [run.tag for run in self._sessions.get(session, ())]
 
-    def take(self, prefill_rows: int | None = None) -> list[Slice[Tag]]:
+    def take(self, prefill_rows: int | None = None, decoding: int | None = None) -> list[Slice[Tag]]:
         """The slices of the next tick: short runs first, then chunks of long ones. Empty when nothing waits.
-        ``prefill_rows`` lowers the limit for this tick."""
+        ``prefill_rows`` and ``decoding`` (short runs) lower the limits for this tick."""
         most = self.limits.prefill_rows if prefill_rows is None else min(prefill_rows, self.limits.prefill_rows)
         heads = [(session, runs[0]) for session, runs in self._sessions.items()]
         short = [(session, run) for session, run in heads if run.left <= self.limits.short_rows]
         long = [(session, run) for session, run in heads if run.left > self.limits.short_rows]
         # One place is kept for a chunk, else a full house of decoders would starve every prompt.
         places = self.limits.max_batch - (1 if long else 0)
+        if decoding is not None:
+            places = min(places, decoding)
         slices = [self._advance(session, run, run.left) for session, run in short[:places]]
         budget = most
         for session, run in long[: self.limits.max_batch - len(slices)]:

@@ -1,4 +1,4 @@
-"""When an engine begins its next tick: at once, or a moment later and in more company. Pure.
+"""When an engine begins its next tick, and with whom: at once, or a moment later and in more company. Pure.
 
 A step over eight sessions costs little more than a step over one, but eight answers do not come back as eight steps at the same
 instant: an engine that began with the first to arrive would leave seven for the next tick, and so for ever. So it waits, never
@@ -8,7 +8,13 @@ longer than a share of what a step takes, and only for what may be expected:
   take;
 * where they come back by way of other stages, only for the rest of a batch whose first steps have come: a batch travels together.
 
-Somebody who decodes alone is never waited with. Knows neither runs nor clocks. Units: seconds.
+Somebody who decodes alone is never waited with.
+
+The other way round, sessions that all come at once after this stage had nothing to do for a step or more have made a whole round
+together, and stage after stage has worked while the others waited. Then half of them is taken, and the next stage begins with
+those while this one computes the rest: from then on two batches alternate and nobody waits.
+
+Knows neither runs nor clocks. Units: seconds.
 """
 
 from __future__ import annotations
@@ -65,6 +71,13 @@ class Gathering:
             self._answered[session] = now
         while len(self._answered) > _MOST_ANSWERED:  # ended ones never come back
             del self._answered[next(iter(self._answered))]
+
+    def share(self, now: float, waiting: int) -> int:
+        """How many of the decode steps that are here to take in the tick that begins ``now``."""
+        if self._step_s is None or self._return_s is None or waiting < 2:
+            return waiting
+        idle = now - self._ended >= self._step_s <= self._return_s
+        return -(-waiting // 2) if idle and waiting >= len(frozenset[Hashable]().union(*self._ticks)) else waiting
 
     def wait_s(self, now: float, waiting: int) -> float:
         """How long to wait for more while ``waiting`` decode steps are here; 0: begin."""

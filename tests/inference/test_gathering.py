@@ -73,6 +73,48 @@ def test_batches_that_alternate_with_another_stage_stay_whole_and_are_not_waited
     assert engine.waited_s - before < 20 * 0.001, "only for the rest of a batch that has begun to arrive"
 
 
+class Chain:
+    """Two stages that take a step's time plus a little for each session, and sessions that go round."""
+
+    def __init__(self, sessions: int) -> None:
+        self.stages = [Gathering(), Gathering()]
+        self.here: list[list[int]] = [list(range(sessions)), []]
+        self.free = [0.0, 0.0]
+        self.moving: list[tuple[float, int, int]] = []  # when, stage, session
+        self.batches: list[list[int]] = [[], []]
+        self.tokens = 0
+
+    def run(self, until: float) -> None:
+        now = 0.0
+        while now < until:
+            for at, stage, session in sorted(move for move in self.moving if move[0] <= now):
+                self.stages[stage].arrived(session, at)
+                self.here[stage].append(session)
+            self.moving = [move for move in self.moving if move[0] > now]
+            for stage in (0, 1):
+                waiting, gathering = self.here[stage], self.stages[stage]
+                if not waiting or self.free[stage] > now or gathering.wait_s(now, len(waiting)) > 0.0:
+                    continue
+                count = gathering.share(now, len(waiting))
+                batch, self.here[stage] = waiting[:count], waiting[count:]
+                took = STEP_S * (1 + len(batch) / 8)
+                self.free[stage] = now + took
+                gathering.ticked(batch, now + took, took, alone=True)
+                self.batches[stage].append(len(batch))
+                self.moving += [(now + took + 0.0005, 1 - stage, session) for session in batch]
+                self.tokens += stage * len(batch)
+            now += 0.00025
+
+
+def test_sessions_in_step_are_parted_until_both_stages_work_at_once() -> None:
+    chain = Chain(8)
+    chain.run(3.0)
+    assert chain.batches[0][0] == 8
+    assert set(chain.batches[0][-20:]) == {4} == set(chain.batches[1][-20:])
+    in_step = 8 * 3.0 / (2 * STEP_S * 2 + 0.001)
+    assert chain.tokens > 1.25 * in_step
+
+
 def test_who_decodes_alone_is_not_kept_waiting() -> None:
     for back_s in (0.0005, 0.050):
         engine = Engine(1, [back_s])
@@ -107,6 +149,14 @@ def test_company_is_known_between_steps_and_ends() -> None:
     assert gathering.in_company(1.05)
     assert not gathering.in_company(1.2)
     assert gathering.step_s == 0.02
+
+
+def test_a_batcher_takes_no_more_decoders_than_it_is_told() -> None:
+    batcher: Batcher[int] = Batcher()
+    for tag in range(5):
+        batcher.offer(tag, f"s{tag}", start=9, n=1, emit=1)
+    assert [piece.tag for piece in batcher.take(decoding=3)] == [0, 1, 2]
+    assert [piece.tag for piece in batcher.take(decoding=3)] == [3, 4]
 
 
 def test_the_batcher_knows_who_decodes() -> None:

@@ -148,14 +148,15 @@ class Loop:
         """Compute what is due; how many rows of it were tokens of answers."""
         began, gathering = self._clock(), self._gathering
         step_ms = gathering.step_s * 1e3 if gathering.step_s and gathering.in_company(began) else None
-        slices = self._batcher.take(chunk_rows(self._ms_64, self._prefill_rows, step_ms))
+        decoding = gathering.share(began, self._batcher.decoding)
+        slices = self._batcher.take(chunk_rows(self._ms_64, self._prefill_rows, step_ms), decoding)
         if not slices:
             return 0
         short = self._batcher.limits.short_rows
-        decoding = [self._runs[piece.tag].run.session for piece in slices if piece.n <= short and piece.last]
+        decoders = [self._runs[piece.tag].run.session for piece in slices if piece.n <= short and piece.last]
         tokens = self._compute(slices)
         now = self._clock()
-        gathering.ticked(decoding, now, now - began, alone=len(decoding) == len(slices))
+        gathering.ticked(decoders, now, now - began, alone=len(decoders) == len(slices))
         return tokens
 
     def _report(self, tokens: int) -> None:
