@@ -6,12 +6,11 @@ callables it needs, and takes them down in order. If you look for why something 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import trio
@@ -19,20 +18,17 @@ import trio
 from meshd import __version__
 from meshd.api import http
 from meshd.api.app import App
-from meshd.api.guards import Access, ApiKey, Guards, Right, host_names, parse_key_file
 from meshd.api.node import Node, NodeFacts
 from meshd.api.report import answer_fields
-from meshd.chain.request import Finished, HopReport, Started
+from meshd.chain.request import Finished, Started
 from meshd.chain.service import ChainService
 from meshd.config import Config, load
 from meshd.directory import Directory, Member
-from meshd.errors import LocalError, MeshdError
+from meshd.errors import MeshdError
 from meshd.eventlog import EventLog
 from meshd.gossip.addresses import advertised, interfaces
 from meshd.gossip.node import STREAM_KINDS, GossipOptions, GossipService
 from meshd.gossip.settings import PRESETS
-from meshd.gossip.transport import UdpSocket
-from meshd.gossip.transport import bind as bind_udp
 from meshd.identity import mesh_key, node_key
 from meshd.identity.block_list import BlockList
 from meshd.identity.mesh_key import KeyRing
@@ -42,7 +38,6 @@ from meshd.identity.signing import Signer, verify_untrusted
 from meshd.identity.state_folder import StateFolder
 from meshd.inference.engine import Engine
 from meshd.inference.keeper import StageKeeper
-from meshd.links import pool
 from meshd.links.pool import LinkPool
 from meshd.links.tls import LinkTls
 from meshd.links.wire import Message, Stream
@@ -51,9 +46,12 @@ from meshd.metrics.instruments import Instruments
 from meshd.metrics.measured import MeasuredChain, MeasuredEngine
 from meshd.models.store import ModelStore
 from meshd.node import admitting, electing, model, pass_on, share_wire
+from meshd.node.access import guards_of
 from meshd.node.admitting import Admitting
 from meshd.node.advertising import Self, advert_of
+from meshd.node.announcing import Announcer
 from meshd.node.bar_watch import watch_bars
+from meshd.node.claim_watch import ClaimWatch
 from meshd.node.draining import Draining
 from meshd.node.fetcher import Fetcher
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
@@ -64,13 +62,13 @@ from meshd.node.notify import Notifier
 from meshd.node.route_memory import remember_routes
 from meshd.node.serving import Serving
 from meshd.node.share_server import ModelShare
+from meshd.node.sockets import Sockets, bound
 from meshd.node.spot_checked import SpotChecked
 from meshd.node.stage_loader import StageLoader, capacity_mb
-from meshd.node.status import settled, state_of, with_work
+from meshd.node.status import state_of, with_work
 from meshd.node.weights import Weights
 from meshd.roster import Roster
 from meshd.routing.bandit import BanditPlanner
-from meshd.routing.overclaim import OVERCLAIM, Overclaims
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId
 
 DRAIN_S: Final = 10.0
@@ -105,49 +103,13 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> MeshdError | None:
     return leaf if isinstance(leaf, MeshdError) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
-    """Everything bound, before anything else is built."""
-
-    web: list[trio.SocketListener]
-    links: list[trio.SocketListener]
-    udp: list[UdpSocket]
-
-    @property
-    def mesh(self) -> Endpoint:
-        """Where links and gossip listen, the port resolved."""
-        return pool.bound(self.links)[0]
-
-    @property
-    def http(self) -> Endpoint:
-        return pool.bound(self.web)[0]
-
-
 async def _run(config: Config) -> None:
     with StateFolder(config.state) as folder, Notifier() as notifier:
         identity = node_key.begin_run(folder)
         ring = mesh_key.load(config.mesh_key_path) if config.mesh_key_path.exists() else None
-        async with _bind(config) as sockets, trio.open_nursery() as nursery:
+        async with bound(config) as sockets, trio.open_nursery() as nursery:
             await Daemon(config, identity, ring, sockets, nursery).run(notifier)
             nursery.cancel_scope.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _bind(config: Config) -> AsyncIterator[Sockets]:
-    """Bind everything or nothing. Raises LocalError naming the address and the flag."""
-    if config.http is None or config.mesh is None:
-        raise LocalError("no address to listen on")
-    async with contextlib.AsyncExitStack() as stack:
-        web = await http.listen([config.http])
-        stack.push_async_callback(_close, web)
-        links = await pool.listen(config.mesh)
-        stack.push_async_callback(_close, links)
-        yield Sockets(web, links, bind_udp(Endpoint(config.mesh.host, pool.bound(links)[0].port)))
-
-
-async def _close(listeners: list[trio.SocketListener]) -> None:
-    for listener in listeners:
-        await listener.aclose()
 
 
 class Daemon:
@@ -160,7 +122,6 @@ class Daemon:
         self.began = trio.current_time()
         self.draining = Draining(config.drain_battery)
         self.health = Health()
-        self.told_ready = ""
         self.addresses = advertised(sockets.mesh, config.advertise, interfaces())
         self.me = Self(
             node_id=identity.node_id,
@@ -172,9 +133,9 @@ class Daemon:
             wire=WIRE,
         )
         self.log = EventLog(identity.node_id, config.name, form=config.event_log, level=config.log_level)
+        self.announcer = Announcer(self.log, self.me.http, sockets.mesh)
         self.instruments = Instruments()
         self.log.subscribe(self.instruments.event)
-        self.overclaims = Overclaims()
         self.planner = BanditPlanner(
             explore_share=config.route_explore_share,
             weight_alpha=config.route_weight_alpha,
@@ -204,6 +165,7 @@ class Daemon:
             on_verdict=self._on_verdict,
         )
         self.roster = Roster(identity.node_id, self.admitting.verdict)
+        self.claims = ClaimWatch(self.roster, self.log)
         loader = StageLoader(
             config,
             lambda: self.serving.served,
@@ -238,7 +200,7 @@ class Daemon:
             notice=self._on_chain_notice,
             max_requests=config.max_sessions,
         )
-        self.app = App(self._node(), _guards(config, ring))
+        self.app = App(self._node(), guards_of(config, ring))
         self.instruments.registry.register(RoomCollector(self._sources()))
         self.server = http.HttpServer(self.app, sockets.web)
 
@@ -320,7 +282,7 @@ class Daemon:
         nursery.start_soon(self.chain.run)
         nursery.start_soon(self._serve_streams)
         await nursery.start(self.server.run)
-        self._tell_listening()
+        self.announcer.listening(alone=self.ring is None and not self.config.insecure_lan)
         nursery.start_soon(self.admitting.run)
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
@@ -334,7 +296,7 @@ class Daemon:
         nursery.start_soon(refuse_http_ports, self.config.join, lambda: bool(self.directory().peers))
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()
-        nursery.start_soon(notifier.run, lambda: self.told_ready or " ".join(self._state()))
+        nursery.start_soon(notifier.run, lambda: self.announcer.told or " ".join(self._state()))
         notifier.send(READY=1)  # it answers; that layers are served is told by /readyz
         await _signalled()
         notifier.send(STOPPING=1)
@@ -401,7 +363,9 @@ class Daemon:
         """Something that peers should know of this node changed."""
         self.gossip.set_advert(self._advert())
         self._on_members(self.gossip.members())
-        self._tell_ready()
+        spec = self.serving.spec
+        expects = spec is not None or bool(self.config.join)
+        self.announcer.ready(self._state(), spec, self.keeper.held.layers, self.directory(), expects=expects)
 
     def _advert(self) -> Advert:
         engine = self.engine()
@@ -450,28 +414,6 @@ class Daemon:
             health=self.health,
         )
 
-    def _tell_listening(self) -> None:
-        """The start line; without a key it says how other devices get in."""
-        url, mesh = f"http://{self.me.http}", str(self.sockets.mesh)
-        alone = self.ring is None and not self.config.insecure_lan
-        hint = "loopback only; to form a room with other devices: meshd key new" if alone else None
-        text = f"{url} mesh {mesh}" + (f" ({hint})" if hint else "")
-        self.log.emit("listening", text=text, http=url, mesh=mesh, hint=hint)
-
-    def _tell_ready(self) -> None:
-        """The ready line, once for each thing one can be ready for."""
-        state, reason = self._state()
-        layers, spec = self.keeper.held.layers, self.serving.spec
-        what = f"{spec.name if spec else 'no model'} {layers or 'no layers'}"
-        expects = spec is not None or bool(self.config.join)
-        if what == self.told_ready or not settled(state, reason, expects=expects):
-            return
-        self.told_ready = what
-        healthy = sum(member.state == "alive" for member in self.directory().peers)
-        url, mesh = f"http://{self.me.http}", str(self.sockets.mesh)
-        text = f"{what} {url} mesh {mesh} {healthy} peers healthy"
-        self.log.emit("ready", text=text, http=url, mesh=mesh, layers=layers.json() if layers else None)
-
     def _routing(self, model: str | None) -> Mapping[str, Any]:
         spec = self.serving.spec
         names = {spec.digest: spec.name} if spec is not None and model in (None, spec.name, spec.digest) else {}
@@ -507,24 +449,7 @@ class Daemon:
 
     def _on_answer(self, started: Started, finished: Finished, tokens: int) -> None:
         self.log.emit("answer", **answer_fields(started, finished, tokens, self.directory()))
-        for hop in finished.route:
-            self._weigh_claim(hop, tokens)
-
-    def _weigh_claim(self, hop: HopReport, tokens: int) -> None:
-        """Compare what a hop took with what its node claims, and show a node that claims too much."""
-        member = self.directory().get(hop.node_id)
-        if member is None or member.health.jammed:
-            return
-        advert, before = member.advert, self.overclaims.ratio(hop.node_id)
-        claimed_ms = advert.capability.layer_ms_1
-        self.overclaims.add(
-            hop.node_id, advert.generation, hop.layers, compute_ms=hop.compute_ms, claimed_ms=claimed_ms, tokens=tokens
-        )
-        ratio = self.overclaims.ratio(hop.node_id)
-        self.roster.set_claim_ratio(hop.node_id, ratio)
-        if ratio is not None and ratio < OVERCLAIM <= (1.0 if before is None else before):
-            name = self.directory().label(hop.node_id)
-            self.log.emit("overclaim", level="warning", node=hop.node_id, name=name, ratio=round(ratio, 3))
+        self.claims.answered(finished.route, tokens)
 
     def _on_hello(self, node: NodeId, hello: Mapping[str, Any], source: Endpoint) -> None:
         if node != self.identity.node_id:
@@ -538,7 +463,7 @@ class Daemon:
         self.sealer.rekey(ring)
         self.opener.rekey(ring)
         self.links.security = LinkTls(self.identity.key, ring)
-        self.app.guards = _guards(self.config, ring)
+        self.app.guards = guards_of(self.config, ring)
 
     async def _pull(self, name: str) -> None:
         await model.fetch(name, self.config.state, lambda line: self.log.emit("pull", level="debug", text=line))
@@ -560,21 +485,3 @@ async def _signalled() -> None:
 
 def _worker_said(line: str) -> None:
     _log.info("worker: %s", line)
-
-
-def _guards(config: Config, ring: KeyRing | None) -> Guards:
-    """Who may ask what. Raises UsageError, LocalError for the key file."""
-    keys = [ApiKey.of(key, Right.ADMIN, own=True) for key in (ring.api_keys() if ring else ())]
-    if config.api_key_file is not None:
-        try:
-            text = config.api_key_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LocalError(f"--api-key-file {config.api_key_file}: {error}") from error
-        keys += parse_key_file(text, str(config.api_key_file))
-    access = Access(
-        tuple(keys),
-        trust_loopback=config.api_key_file is None,
-        open_read=config.open_read,
-        open_all=config.insecure_lan and not keys,
-    )
-    return Guards(access, host_names([config.name, *([config.advertise.host] if config.advertise else [])]))

@@ -16,9 +16,10 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshd.config import Config, load
-from meshd.daemon import Daemon, Sockets
+from meshd.daemon import Daemon
 from meshd.identity.node_key import Identity, NodeKey
 from meshd.inference.engine import Engine
+from meshd.node.sockets import Sockets
 from meshd.vocabulary import Endpoint, LayerRange, NodeId
 from tests.sim.whole.net import Listener, Net
 from tests.sim.whole.world import NODE, Processes
