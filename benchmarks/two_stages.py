@@ -3,13 +3,19 @@
 Three lanes, one stream each, one thread a worker: one engine worker driven from this process (no daemon, no chain), one daemon
 with every layer, and two daemons with half the layers each, under a mesh key (TLS). The lanes take turns in every round, so that
 all meet the same noise; a round's ratios are of that round, and the median round is told. Also the time to the first token of a
-prompt of 512 tokens. The lanes must say the same tokens; nothing is guessed, since the bare worker's driver does not guess.
+prompt of 512 tokens, against ``transformers`` too, with one thread and with as many as the two stages have together. The lanes
+must say the same tokens; nothing is guessed, since the bare worker's driver does not guess.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +26,7 @@ from pathlib import Path
 import trio
 
 from benchmarks import Recorder
+from benchmarks._clients import random_ids
 from benchmarks.hop_cost import Streamed, new_mesh_key, stream
 from meshd.chain.attempts import pack_ids
 from meshd.cli.local_room import LocalRoom
@@ -31,13 +38,52 @@ from meshd.models.store import ModelStore
 from meshd.vocabulary import LayerRange, ModelSpec, SessionId
 
 MODEL = "smollm2-135m"
-TOKENS = 128
+TOKENS = 96
 PROMPT_TOKENS = 16
 LONG_PROMPT_TOKENS = 512
-ROUNDS = 5
+ROUNDS = 4
 READY_S = 180
 LANES = ("one_worker", "one_daemon", "two_daemons")
+REFERENCE_THREADS = (1, 2)
+_REFERENCE = """
+import json, sys, time, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+with torch.inference_mode():
+    for line in sys.stdin:
+        ids, threads = json.loads(line)
+        torch.set_num_threads(threads)
+        prompt = torch.tensor([ids])
+        began = time.perf_counter()
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=1, do_sample=False)
+        print((time.perf_counter() - began) * 1e3, flush=True)
+"""
 Lane = Callable[[Sequence[int], int], Streamed]
+
+
+class Transformers:
+    """``transformers`` in a process of its own: how long until its first token, in milliseconds."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _REFERENCE, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def first_ms(self, prompt: Sequence[int], threads: int) -> float:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("no pipe to the reference")
+        self._process.stdin.write(json.dumps([list(prompt), threads]) + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 @dataclass(slots=True)
@@ -87,9 +133,16 @@ async def _compare(recorder: Recorder, spec: ModelSpec, lanes: dict[str, Lane]) 
             return await trio.to_thread.run_sync(lanes[lane], prompt, tokens)
 
         taken = {lane: Taken() for lane in LANES}
-        for number in range(-1, ROUNDS):  # the first one warms up
-            await _round(number, spec, taken, measure)
-        _report(recorder, taken)
+        theirs: dict[int, list[float]] = {threads: [] for threads in REFERENCE_THREADS}
+        with contextlib.closing(Transformers(stored.path)) as reference:
+            for number in range(-1, ROUNDS):  # the first one warms up
+                await _round(number, spec, taken, measure)
+                for threads, found in theirs.items():
+                    prompt = random_ids(f"{number} {threads}", LONG_PROMPT_TOKENS, spec.vocab_size)
+                    first_ms = await trio.to_thread.run_sync(reference.first_ms, prompt, threads)
+                    if number >= 0:
+                        found.append(first_ms)
+        _report(recorder, taken, theirs)
         await engine.aclose()
         nursery.cancel_scope.cancel()
 
@@ -143,7 +196,7 @@ async def _drive(engine: WorkerEngine, prompt: Sequence[int], count: int) -> Str
     return answer
 
 
-def _report(recorder: Recorder, taken: dict[str, Taken]) -> None:
+def _report(recorder: Recorder, taken: dict[str, Taken], theirs: dict[int, list[float]]) -> None:
     reference = taken["one_worker"]
     for lane, found in taken.items():
         rates = [mine / its for mine, its in zip(found.tokens_per_s, reference.tokens_per_s, strict=True)]
@@ -155,6 +208,14 @@ def _report(recorder: Recorder, taken: dict[str, Taken]) -> None:
             rate_to_one_worker=statistics.median(rates),
             first_ms_512=statistics.median(found.first_ms),
             first_to_one_worker=statistics.median(firsts),
+        )
+    for threads, found_ms in theirs.items():
+        ratios = [mine / its for mine, its in zip(taken["two_daemons"].first_ms, found_ms, strict=True)]
+        recorder.row(
+            lane="transformers",
+            threads=threads,
+            first_ms_512=statistics.median(found_ms),
+            two_daemons_to_it=statistics.median(ratios),
         )
 
 
