@@ -71,10 +71,9 @@ def test_a_stall_is_put_down_to_a_strike_on_its_way() -> None:
     assert unknown.kind == ""
 
 
-def test_planned_outages_are_known_by_what_was_struck() -> None:
-    places = {"n1": LayerRange(0, 10), "n2": LayerRange(10, 20), "n3": LayerRange(10, 20)}
-    done = [Strike(5.0, OUTAGE, ("n2", "n3"), 4.0), Strike(6.0, "kill", ("n1",), 4.0)]
-    assert verdict.outages(done, places, 6.0) == [Outage(LayerRange(10, 20), 5.0, 15.0)]
+def test_an_outage_takes_what_its_nodes_held() -> None:
+    places = {"n1": LayerRange(0, 10), "n2": LayerRange(10, 20), "n3": LayerRange(10, 25), "e0": None}
+    assert verdict.lost_layers(Strike(5.0, OUTAGE, ("n2", "n3", "e0"), 4.0), places) == LayerRange(10, 25)
 
 
 def test_throughput_counts_tokens_by_second() -> None:

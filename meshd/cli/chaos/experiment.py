@@ -7,21 +7,24 @@ happens, so that it can be watched.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from meshd.cli.chaos import verdict
 from meshd.cli.chaos.box import Struck
 from meshd.cli.chaos.clients import Clients
 from meshd.cli.chaos.schedule import OUTAGE, Plan, Strike, strikes
-from meshd.cli.chaos.verdict import Asked
+from meshd.cli.chaos.verdict import Asked, Outage, lost_layers
 from meshd.errors import LocalError, MeshdError
 from meshd.vocabulary import LayerRange
+
+PROVEN_S: Final = 2.0  # after the first entry has proven a node that came back, the others have too
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +49,20 @@ class Report:
 
     places: Mapping[str, LayerRange | None]
     load: Load
-    settle_s: float
     began: float
     unix: float
     expected: list[tuple[int, ...]] = field(default_factory=list)
     answers: list[Asked] = field(default_factory=list)
     done: list[Strike] = field(default_factory=list)
+    outages: list[Outage] = field(default_factory=list)
     calm_from_s: float = 0.0
     calm_until_s: float = 0.0
     whole_s: float = 0.0
     end_s: float = 0.0
     hanging: int = 0
 
-    def outages(self) -> list[verdict.Outage]:
-        return verdict.outages(self.done, self.places, self.settle_s)
-
     def judge(self, asked: Asked) -> str:
-        return verdict.judge(asked, self.expected[asked.prompt], self.outages(), self.load.deadline_s)
+        return verdict.judge(asked, self.expected[asked.prompt], self.outages, self.load.deadline_s)
 
     def faults(self) -> list[tuple[str, Asked]]:
         """Whatever must not be."""
@@ -71,7 +71,7 @@ class Report:
 
     def figures(self) -> dict[str, Any]:
         """Counts, and throughput before and after."""
-        known = self.outages()
+        known = self.outages
         outcomes = [self.judge(asked) for asked in self.answers]
         before = verdict.tokens_per_s(self.answers, self.calm_from_s, self.calm_until_s)
         after = verdict.tokens_per_s(self.answers, self.whole_s, self.end_s)
@@ -86,6 +86,10 @@ class Report:
             "after_to_before": round(after / before, 3) if before else None,
             "noticed_s": sorted(round(verdict.noticed_s(asked, known), 3) for asked in honest),
         }
+
+
+def _layers(one: LayerRange) -> range:
+    return range(one.start, one.end)
 
 
 class Experiment:
@@ -106,7 +110,9 @@ class Experiment:
         self._heard = heard
         self._lock = threading.Lock()
         self._ended: set[Strike] = set()
-        self.report = Report(places, load, plan.settle_s, time.monotonic(), time.time())
+        self._over = threading.Event()
+        self._watching: list[threading.Thread] = []
+        self.report = Report(places, load, time.monotonic(), time.time())
 
     def run(self) -> Report:
         """To the end, whatever the answers are."""
@@ -124,6 +130,9 @@ class Experiment:
             try:
                 self._phases()
             finally:
+                self._over.set()
+                for thread in self._watching:
+                    thread.join()
                 asking.stop(load.deadline_s + 10.0)
                 report.hanging = asking.hanging
         return report
@@ -182,24 +191,47 @@ class Experiment:
                 self._ended.add(one)
                 self.report.done.append(Strike(started_s, one.kind, one.nodes, self._now() - started_s))
                 self._heard("release", one)
+                if one.kind == OUTAGE:
+                    self._watch_return()
             else:
                 begun[one] = self._now()
+                if one.kind == OUTAGE:
+                    self.report.outages.append(Outage(lost_layers(one, self.report.places), self._now(), math.inf))
                 self._struck.strike(one)
                 self._heard("strike", one)
         self._sleep_until(zero + self._plan.seconds)
 
     def _bearable(self, one: Strike, begun: Mapping[Strike, float]) -> bool:
         """True when a replica of each layer is left in fact, not only by the schedule: a busy device comes back late."""
-        running = [other for other in begun if other not in self._ended]
-        if one.kind == OUTAGE or any(other.kind == OUTAGE for other in running):
+        if one.kind == OUTAGE:
             return True
-        struck = {name for other in (*running, one) for name in other.nodes}
-        needed = {layer for held in self.report.places.values() if held for layer in range(held.start, held.end)}
+        struck = {name for other in (*begun, one) if other not in self._ended for name in other.nodes}
+        lost = {
+            layer for outage in self.report.outages if outage.until_s == math.inf for layer in _layers(outage.layers)
+        }
+        needed = {layer for held in self.report.places.values() if held for layer in _layers(held)}
+        return needed - lost <= self._seen(struck)
+
+    def _watch_return(self) -> None:
+        """Note when the layers are held again."""
+        at, outage = next((i, out) for i, out in enumerate(self.report.outages) if out.until_s == math.inf)
+
+        def watch() -> None:
+            while not (self._over.wait(0.2) or self._seen(set()) >= set(_layers(outage.layers))):
+                pass
+            # Each entry proves the returned for itself, and none of them at the same time.
+            self.report.outages[at] = replace(outage, until_s=self._now() + PROVEN_S)
+
+        self._watching.append(threading.Thread(target=watch))
+        self._watching[-1].start()
+
+    def _seen(self, struck: Container[str]) -> set[int]:
+        """The layers that can be routed to without the struck, in the eyes of the first node that answers."""
         for name in self.report.places:
             if name not in struck:
-                with suppress(MeshdError), self._struck.room.client(name, timeout_s=2.0) as client:
-                    return needed <= set(self._held(client.get("/mesh/peers"), struck))
-        return False
+                with suppress(MeshdError), self._struck.room.client(name, timeout_s=1.0) as client:
+                    return set(self._held(client.get("/mesh/peers"), struck))
+        return set()
 
     def _held(self, seen: Mapping[str, Any], struck: Container[str]) -> Iterator[int]:
         """Layers that one node can route to, but for those of the struck."""

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.cli.chaos.schedule import OUTAGE, Strike
+from meshd.cli.chaos.schedule import Strike
 from meshd.vocabulary import LayerRange
 
 RIGHT = "right"
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Nobody held ``layers`` in this time."""
+    """Nobody held ``layers`` in this time, as seen by a node that was spared."""
 
     layers: LayerRange
     from_s: float
@@ -71,15 +71,10 @@ class Stall:
     kind: str
 
 
-def outages(done: Iterable[Strike], places: Mapping[str, LayerRange | None], settle_s: float) -> list[Outage]:
-    """The planned ones, as they were carried out."""
-    found = []
-    for one in done:
-        held = [layers for name in one.nodes if (layers := places[name]) is not None]
-        if one.kind == OUTAGE and held:
-            lost = LayerRange(min(r.start for r in held), max(r.end for r in held))
-            found.append(Outage(lost, one.at_s, one.end_s + settle_s))
-    return found
+def lost_layers(one: Strike, places: Mapping[str, LayerRange | None]) -> LayerRange:
+    """What an outage takes away."""
+    held = [layers for name in one.nodes if (layers := places[name]) is not None]
+    return LayerRange(min(r.start for r in held), max(r.end for r in held))
 
 
 def judge(asked: Asked, expected: Sequence[int], known: Sequence[Outage], deadline_s: float) -> str:
