@@ -82,7 +82,7 @@ class Courier:
 
     async def _keep_delivering(self) -> None:
         while True:
-            self._deliver_local()
+            self.at_once(_nothing)
             if self._local:
                 await trio.lowlevel.checkpoint()
             else:
@@ -155,9 +155,16 @@ class Courier:
 
     def _deliver_from(self, source: NodeId, message: ChainMessage) -> None:
         """A peer's message, and what it made this node tell itself."""
+        self.at_once(lambda: self._deliver(source, message))
+
+    def at_once(self, act: Callable[[], None]) -> None:
+        """Do what may make this node tell itself something, and deliver that without a task's turn between."""
+        if self._delivering:
+            act()  # whoever delivers goes on with what this adds
+            return
         self._delivering = True
         try:
-            self._deliver(source, message)
+            act()
             self._deliver_local()
         finally:
             self._delivering = False
@@ -231,3 +238,7 @@ class Courier:
             del self._outboxes[place]
         outbox.take.close()
         self._lost(place[0], place[1], why, outbox.attempt)
+
+
+def _nothing() -> None:
+    """Only what waits already is delivered."""

@@ -126,7 +126,8 @@ class Relay:
             for stop in running:
                 self._forget_stop(job.session, stop)
             outcome = result if isinstance(result, Ran) else _trouble(result)
-            self._carry(self._hops.settle(job, outcome, trio.current_time()))
+            if self._courier is not None:
+                self._courier.at_once(lambda: self._carry(self._hops.settle(job, outcome, trio.current_time())))
 
         stop = engine.submit(job.run, settle)
         if stop is not None and not settled:
