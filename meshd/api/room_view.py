@@ -18,11 +18,10 @@ from meshd.directory import Member
 from meshd.doctor.diagnosis import diagnose
 from meshd.doctor.finding import Documents
 from meshd.doctor.layers import hangs_on
-from meshd.vocabulary import Endpoint, NodeStatus
+from meshd.vocabulary import NodeStatus
 
 FRESH_S: Final = 0.5
 EVENTS: Final = 60
-_ANY: Final = ("0.0.0.0", "::", "")
 
 
 class RoomView:
@@ -65,7 +64,7 @@ def targets(members: Sequence[Member], label: Callable[[Member], str]) -> list[d
     """Prometheus' HTTP discovery: every node that did not leave, dead ones too, so that ``up`` says that they are."""
     found = []
     for member in members:
-        endpoint = http_of(member)
+        endpoint = views.http_of(member)
         if endpoint is None or member.state is NodeStatus.LEFT:
             continue
         labels = {
@@ -78,12 +77,3 @@ def targets(members: Sequence[Member], label: Callable[[Member], str]) -> list[d
         }
         found.append({"targets": [str(endpoint)], "labels": labels})
     return found
-
-
-def http_of(member: Member) -> Endpoint | None:
-    """Where a member's HTTP is reached: what listens on every address is reached where its links are."""
-    http = member.advert.http
-    if http is None or http.host not in _ANY:
-        return http
-    best = member.source or next(iter(member.advert.addresses), None)
-    return Endpoint(best.host, http.port) if best is not None else None

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from meshd.api.node import NodeFacts
 from meshd.api.segments import Segment, covered, missing, segments
 from meshd.directory import Directory, Member
-from meshd.vocabulary import Advert, LayerRange, ModelSpec, NodeStatus
+from meshd.vocabulary import Advert, Endpoint, LayerRange, ModelSpec, NodeStatus
+
+_ANY: Final = ("0.0.0.0", "::", "")
 
 View = tuple[Directory, NodeFacts, ModelSpec | None]
 """What every document of the room is made of."""
@@ -179,7 +181,7 @@ def role_of(advert: Advert) -> str:
 def peer_json(member: Member, directory: Directory) -> dict[str, Any]:
     """A PEER object."""
     advert = member.advert
-    loading = advert.loading
+    loading, http = advert.loading, http_of(member) or advert.http
     return {
         "node_id": member.node_id,
         "name": directory.label(member.node_id),
@@ -196,7 +198,7 @@ def peer_json(member: Member, directory: Directory) -> dict[str, Any]:
         if loading is None
         else {"layers": loading.layers.json(), "stage": loading.stage, "progress": round(loading.progress, 3)},
         "mesh": _mesh_address(member),
-        "http": f"http://{advert.http}" if advert.http else None,
+        "http": f"http://{http}" if http else None,
         "epoch": advert.epoch,
         "incarnation": advert.incarnation,
         "version": advert.version,
@@ -214,6 +216,15 @@ def peer_json(member: Member, directory: Directory) -> dict[str, Any]:
         "entry": advert.entry,
         "status": member.health.json(),
     }
+
+
+def http_of(member: Member) -> Endpoint | None:
+    """Where a member's HTTP is reached: what listens on every address is reached where its links are."""
+    http = member.advert.http
+    if http is None or http.host not in _ANY:
+        return http
+    best = member.source or next(iter(member.advert.addresses), None)
+    return Endpoint(best.host, http.port) if best is not None else None
 
 
 def _mesh_address(member: Member) -> str | None:

@@ -11,9 +11,10 @@ import httpx
 import trio
 import trio.testing
 
+from meshd.api import views
 from meshd.api.app import App
 from meshd.api.guards import Access, ApiKey, Guards, Right
-from meshd.api.room_view import FRESH_S, RoomView, http_of, targets
+from meshd.api.room_view import FRESH_S, RoomView, targets
 from meshd.directory import Directory
 from meshd.vocabulary import Endpoint, NodeId, NodeStatus
 from tests.api.rig import TWO, Rig, client, member
@@ -87,9 +88,10 @@ def test_targets_are_all_nodes_that_did_not_leave() -> None:
 
 def test_where_http_is_reached() -> None:
     listening = member(N1, "n1", None, http=Endpoint("0.0.0.0", 9000), addresses=(Endpoint("10.0.0.7", 1),))
-    assert http_of(listening) == Endpoint("10.0.0.7", 9000)
-    assert http_of(replace(listening, source=Endpoint("10.9.9.9", 5))) == Endpoint("10.9.9.9", 9000)
-    assert http_of(member(N1, "n1", None, http=Endpoint("::", 9000), addresses=())) is None
+    assert views.http_of(listening) == Endpoint("10.0.0.7", 9000)
+    assert views.http_of(replace(listening, source=Endpoint("10.9.9.9", 5))) == Endpoint("10.9.9.9", 9000)
+    assert views.http_of(member(N1, "n1", None, http=Endpoint("::", 9000), addresses=())) is None
+    assert views.peer_json(listening, Directory(N1, {N1: listening}))["http"] == "http://10.0.0.7:9000"
     assert targets([member(N1, "n1", None, http=None)], lambda _: "n1") == []
 
 
