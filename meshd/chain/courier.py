@@ -214,6 +214,9 @@ class Courier:
 
         try:
             await stream.listen(take)
+            outbox = self._outboxes.get(place)
+            if outbox is not None and outbox.stream is stream:
+                self._drop(place, outbox)  # whoever ends a stream is done with its session
         except LinkLost:
             self._drop(place, self._outboxes.get(place))
             self._lost(place[0], place[1], Why.RESET, None)

@@ -145,6 +145,10 @@ class Entry:
         """Requests that run."""
         return self._answers
 
+    def serves(self, session: SessionId) -> bool:
+        """True while a request of this entry runs as that session."""
+        return session in self._driven
+
     async def run(self, courier: Courier, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         self._courier = courier

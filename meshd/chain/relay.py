@@ -46,6 +46,10 @@ class Relay:
         """Those of them whose entry is there."""
         return self._hops.running
 
+    def serves(self, session: SessionId) -> bool:
+        """True while this node is a hop of it."""
+        return self._hops.entry_of(session) is not None
+
     async def run(self, courier: Courier, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         self._courier = courier

@@ -127,6 +127,8 @@ class ChainService:
         )
         if not (ours and self._entry.deliver(source, message)):
             self._relay.deliver(source, message)
+            if not (self._relay.serves(message.session) or self._entry.serves(message.session)):
+                self._courier.close(message.session)  # nobody here will, once what was answered is out
 
     def _lost(self, session: SessionId, node: NodeId, why: Why, attempt: int | None) -> None:
         self._entry.lost(session, node, why, attempt)

@@ -8,9 +8,12 @@ import statistics
 import pytest
 import trio
 
+from meshd.chain.codec import to_wire
+from meshd.chain.messages import Lost, Why
 from meshd.chain.request import GenerationRequest
+from meshd.errors import StageUnavailable
 from meshd.inference.hash_stage import reference
-from meshd.vocabulary import LayerRange
+from meshd.vocabulary import LayerRange, SessionId
 from tests.chain.room import LAYERS, Outcome, Room, node_id, open_room, run, three_stages
 
 PROMPT = tuple(b"The capital of France is")
@@ -264,3 +267,37 @@ def _slow(room: Room, number: int, forward_s: float) -> None:
 
 async def _ask_into(room: Room, prompt: tuple[int, ...], out: Outcome) -> None:
     await room.ask(9, GenerationRequest(prompt, 24), outcome=out)
+
+
+def test_a_stage_that_left_keeps_nothing_of_who_still_came() -> None:
+    """Its refusal goes to the entry on a stream of its own, which nothing but the entry's word could end."""
+
+    async def main() -> None:
+        async with open_room() as room:
+            await room.add(1, LayerRange(0, 6))
+            await room.add(2, LayerRange(6, LAYERS))
+            await room.add(9, None)
+            believed = room.directory
+            room.kill(2)
+            await room.add(2, None, epoch=2)
+            room.directory = believed
+            with pytest.raises(StageUnavailable):
+                await room.ask(9, GenerationRequest(PROMPT, 8))
+            await room.quiet()
+
+    run(main)
+
+
+def test_a_refusal_that_comes_too_late_keeps_no_stream_open() -> None:
+    async def main() -> None:
+        async with open_room() as room:
+            await room.add(1, LayerRange(0, 6))
+            await room.add(9, None)
+            link = await room.nodes[1].links.get(node_id(9))
+            late = Lost(SessionId("0" * 32), 1, node_id(1), LayerRange(0, 6), Why.STALE, "gone")
+            stream = await link.open(to_wire(late))
+            with trio.fail_after(5.0):
+                assert await stream.receive() is None
+            await room.quiet()
+
+    run(main)
