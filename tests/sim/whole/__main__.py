@@ -11,12 +11,14 @@ import time
 
 from tests.sim.whole.script import Plan, run
 
+MODES = ("live", "calm", "safety")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.whole", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--count", type=int, default=1, help="so many seeds from this one on")
-    parser.add_argument("--mode", choices=("safety", "live", "both"), default="both", help="both: even seeds are live")
+    parser.add_argument("--mode", choices=("all", *MODES), default="all", help="all: by turns")
     parser.add_argument("--nodes", type=int, default=None, help="devices (default: the seed's choice)")
     parser.add_argument("--faults-s", type=float, default=40.0, help="how long faults go on, in simulated seconds")
     parser.add_argument("--watch-s", type=float, default=60.0, help="how long a settled room is watched (live)")
@@ -27,7 +29,7 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.sim.whole", *sys.argv[1:]])
     failed = 0
     for seed in range(options.seed, options.seed + options.count):
-        mode = options.mode if options.mode != "both" else ("safety", "live")[seed % 2 == 0]
+        mode = options.mode if options.mode != "all" else MODES[seed % len(MODES)]
         began = time.process_time()
         result = run(seed, Plan(mode, options.nodes, options.faults_s, options.watch_s))
         if (result.broken or options.count == 1) and not options.quiet:

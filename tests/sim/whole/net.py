@@ -100,7 +100,7 @@ class Net:
     def end(self, host: str) -> None:
         """The process is gone; its kernel tells whom it can reach."""
         if host in self._udp:
-            del self._by_fd[self._udp.pop(host).fileno()]
+            del self._udp[host]  # not its number: the process may still wait for it
         self._listeners.pop(host, None)
         for end in self._ends.pop(host, []):
             end.gone = True

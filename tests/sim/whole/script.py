@@ -1,7 +1,8 @@
 """What a seed does to a room: its devices, its faults, its clients, and how the room is judged at the end.
 
-Two modes. *safety*: faults till the end, and only the laws count. *live*: the faults stop, everything is started, thawed and
-mended, and within `SETTLE_S` the room must be whole, of one mind and answer everything.
+Three modes. *safety*: faults till the end, and only the laws count. *live*: the faults stop, everything is started, thawed and
+mended, and within `SETTLE_S` the room must be whole, of one mind and answer everything. *calm*: once the room is whole, one
+replica of every range is spared, and whoever asks one of the spared must be answered in time, whatever happens to the others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.sim.whole.room import LAYER_MB, LAYERS, Errors, Room, ask, some_wish
 from tests.sim.whole.world import NODE, Dice, Processes, clock, sealed
 
 SETTLE_S: Final = 45.0
+ENOUGH_S: Final = 10.0  # a deadline that leaves time for any recovery
 FORGET_S: Final = 70.0  # sessions that nobody ended are forgotten after a minute
 MOVES: Final = 2  # a node's changes of range a minute
 SMALL_MB: Final = (40, 60, 80, 110)
@@ -94,6 +96,7 @@ class Script:
         self._count = plan.nodes or self.rng.randint(5, 8)
         self._wishes = 0
         self._asking = True
+        self._spared: list[Device] = []
         self._nursery: trio.Nursery | None = None
 
     async def main(self) -> None:
@@ -115,11 +118,14 @@ class Script:
         self.room.crashes()
 
     async def _play(self) -> None:
-        self._build()
+        await self._build()
         async with trio.open_nursery() as nursery:
-            for client in range(self.rng.randint(1, 3)):
+            for client in range(self.rng.randint(1, 4)):
                 nursery.start_soon(self._client, Random(f"{self.rng.random()} {client}"))
             await trio.sleep(self.rng.uniform(0.0, 12.0))
+            if self.plan.mode == "calm":
+                await self._settle()
+                self._spare()
             await self._faults(trio.current_time() + self.plan.faults_s)
             if self.plan.mode == "live":
                 await self._heal()
@@ -129,19 +135,32 @@ class Script:
         if self.plan.mode == "live":
             await self._prove()
 
-    def _build(self) -> None:
-        """Devices that together hold every layer more than twice; sometimes an entry without layers."""
-        capacities = [self.rng.choice(SMALL_MB) for _ in range(self._count)]
-        if self.rng.random() < 0.3:
-            capacities[self.rng.randrange(self._count)] = 220
-        while sum(int(0.8 * mb) // LAYER_MB for mb in capacities) < 2.5 * LAYERS:
-            capacities[capacities.index(min(capacities))] = max(SMALL_MB)
-        if self.rng.random() < 0.3:
+    async def _build(self) -> None:
+        """Devices that together hold every layer, once or several times; sometimes an entry without layers, or a pinned range."""
+        rng = self.rng
+        target, plenty = rng.choice([(1, 1.0), (2, 1.3), (2, 2.5), (2, 2.5), (3, 3.0)])
+        capacities = [rng.choice(SMALL_MB) for _ in range(self._count)]
+        if rng.random() < 0.3:
+            capacities[rng.randrange(self._count)] = 220
+        while sum(int(0.8 * mb) // LAYER_MB for mb in capacities) < plenty * LAYERS:
+            if min(capacities) >= max(SMALL_MB):
+                capacities.append(max(SMALL_MB))
+            else:
+                capacities[capacities.index(min(capacities))] = max(SMALL_MB)
+        if rng.random() < 0.3:
             capacities.append(0)
+        slowly = rng.random() < 0.5
         for number, capacity in enumerate(capacities):
-            device = self.room.add(f"n{number + 1}", capacity)
-            self.room.note(device.name, f"has {capacity} MB")
-            self._start(device)
+            flags = ["--target-replicas", str(target)]
+            if capacity == max(SMALL_MB) and rng.random() < 0.1:
+                start = rng.randrange(LAYERS // 2)
+                flags += ["--layers", f"{start}..{start + 6}"]
+            device = self.room.add(f"n{number + 1}", capacity, *flags)
+            self.room.note(device.name, f"has {capacity} MB {' '.join(flags)}")
+        for device in self.room.devices.values():
+            await trio.sleep(rng.uniform(0.0, 3.0) if slowly else 0.0)
+            if not device.up:
+                self._start(device)
 
     def _start(self, device: Device) -> None:
         assert self._nursery is not None
@@ -152,17 +171,37 @@ class Script:
 
     async def _client(self, rng: Random) -> None:
         while self._asking:
-            await trio.sleep(rng.expovariate(0.5))
+            await trio.sleep(rng.expovariate(0.7))
             if not self.room.up:
                 continue
             self._wishes += 1
             wish = some_wish(self._wishes, rng)
             for _ in range(4):
-                entries = self.room.up
+                entries = self._spared or self.room.up
                 if wish.final is not None or not entries or not self._asking:
                     break
-                await ask(self.room, wish, rng.choice(entries))
+                must = self._spared_hold_all()
+                attempt = await ask(self.room, wish, rng.choice(entries))
+                if must and wish.final is None and self._spared_hold_all() and wish.deadline_s >= ENOUGH_S:
+                    self.room.fail(
+                        f"wish {wish.number} at {attempt.entry.name} beside whole layers: {attempt.error} {attempt.message}"
+                    )
                 await trio.sleep(0.05)
+
+    def _spare(self) -> None:
+        """One replica of every layer, and an entry."""
+        start = 0
+        while start < LAYERS:
+            holders = [d for d in self.room.up if d.layers is not None and d.layers.start <= start < d.layers.end]
+            best = max(holders, key=lambda d: d.layers.end if d.layers is not None else 0)
+            self._spared.append(best)
+            start = best.layers.end if best.layers is not None else LAYERS
+        self.room.note("all", f"{[d.name for d in self._spared]} are spared")
+
+    def _spared_hold_all(self) -> bool:
+        """They may still move by themselves."""
+        held = [d.layers for d in self._spared if d.layers is not None]
+        return bool(held) and all(any(h.start <= i < h.end for h in held) for i in range(LAYERS))
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -191,6 +230,7 @@ class Script:
             await kind()
 
     def _some(self, devices: list[Device]) -> Device | None:
+        devices = [device for device in devices if device not in self._spared]
         return self.rng.choice(devices) if devices else None
 
     async def _kill(self) -> None:
@@ -227,18 +267,23 @@ class Script:
 
     async def _cut_one_way(self) -> None:
         source, to = self.rng.sample(list(self.room.devices), 2)
+        if {source, to} <= self._spared_names():
+            return
         self.room.note("net", f"{source} -> {to} is cut")
         self.net.cut(source, to)
 
     async def _partition(self) -> None:
         names = list(self.room.devices)
-        apart = set(self.rng.sample(names, self.rng.choice([1, 1, len(names) // 2])))
+        apart = set(self.rng.sample(names, self.rng.choice([1, 1, len(names) // 2]))) - self._spared_names()
         self.room.note("net", f"{sorted(apart)} are apart")
         for a in apart:
             for b in names:
                 if b not in apart:
                     self.net.cut(a, b)
                     self.net.cut(b, a)
+
+    def _spared_names(self) -> set[str]:
+        return {device.name for device in self._spared}
 
     async def _mend(self) -> None:
         self.room.note("net", "is mended")
@@ -248,7 +293,7 @@ class Script:
         self.net.weather = Weather(
             latency_s=self.rng.choice([0.0005, 0.002, 0.02]),
             jitter_s=self.rng.choice([0.0, 0.002, 0.05]),
-            loss=self.rng.choice([0.0, 0.0, 0.05, 0.2]),
+            loss=self.rng.choice([0.0, 0.0, 0.05, 0.02 if self._spared else 0.2]),
             double=self.rng.choice([0.0, 0.05]),
         )
         self.room.note("net", f"{self.net.weather}")
