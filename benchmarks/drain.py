@@ -68,7 +68,7 @@ class Bench:
         with self.room.client(name) as client:
             began = time.monotonic()
             client.post("/admin/drain")
-            while (status := client.get("/status"))["in_flight"] or status["relayed"]:
+            while (status := client.get("/status"))["owned"] or status["relayed"]:
                 time.sleep(0.05)
             self.took["drain"].append(time.monotonic() - began)
             time.sleep(PAUSE_S)

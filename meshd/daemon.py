@@ -313,11 +313,13 @@ class Daemon:
             nursery.start_soon(second_signal)
             self.log.emit("leaving")
             await self._drain()
+            self.server.shutdown(
+                DRAIN_S
+            )  # whoever comes now finds another entry sooner than this one would pass him on
             with trio.move_on_after(DRAIN_S):
                 while self.app.in_flight or self.chain.running:
                     await trio.sleep(0.05)
             await self.gossip.leave()
-            self.server.shutdown()
             await self.links.drain("leaving", grace_s=0.5)
             nursery.cancel_scope.cancel()
 
@@ -400,6 +402,7 @@ class Daemon:
             version=__version__,
             uptime_s=trio.current_time() - self.began,
             kv_sessions=engine.health().sessions if engine is not None else 0,
+            owned=self.chain.in_flight,
             relayed=self.chain.running,
             mdns=self.gossip.mdns,
             mesh=str(self.sockets.mesh),

@@ -100,14 +100,15 @@ class HttpServer:
             for listener in self._listeners:
                 listener.socket.close()
 
-    def shutdown(self) -> None:
-        """Take no more connections, close idle ones, give running answers `Limits.grace_s`, then end. Idempotent."""
+    def shutdown(self, grace_s: float | None = None) -> None:
+        """Take no more connections, close idle ones, give running answers ``grace_s`` (default: `Limits.grace_s`), then end.
+        Idempotent."""
         if self._accepting.cancel_called:
             return
         self._accepting.cancel()
         for listener in self._listeners:
             listener.socket.close()
-        self._everything.deadline = trio.current_time() + self._limits.grace_s
+        self._everything.deadline = trio.current_time() + (self._limits.grace_s if grace_s is None else grace_s)
         for connection in self._connections:
             connection.finish()
 

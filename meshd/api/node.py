@@ -25,7 +25,8 @@ from meshd.vocabulary import Health, ModelSpec
 class NodeFacts:
     """What this node knows of itself beside its advert. ``state``: starting, loading, proving, ready, draining, observer or
     failed, with the ``reason``. ``mesh``: where gossip and links listen. ``mesh_ids``: the public names of the mesh keys in use,
-    the one that sends first; a rotation waits for them. ``relayed``: sessions of others that run through its layers."""
+    the one that sends first; a rotation waits for them. ``owned``: requests that this node answers itself; ``relayed``:
+    sessions that run through its layers. A drained node has neither, though it may still pass requests on."""
 
     state: str = "starting"
     reason: str = ""
@@ -33,6 +34,7 @@ class NodeFacts:
     version: str = ""
     uptime_s: float = 0.0
     kv_sessions: int = 0
+    owned: int = 0
     relayed: int = 0
     mdns: str = "off"
     mesh: str = ""

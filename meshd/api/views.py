@@ -1,6 +1,7 @@
 """The room as JSON documents: pure functions of the directory and of what this node knows of itself.
 
-Counted for a model: this node once it is ready, and alive, admitted, compatible peers that serve the same digest. Names are
+Counted for a model: this node once it is ready, and alive, admitted, compatible peers that serve the same digest; of a model that
+is not this node's, whose shards it cannot judge, also those that nobody has refuted. Names are
 labels (unique in the room) everywhere. ``nodes`` counts who is alive, with layers or without.
 """
 
@@ -56,7 +57,8 @@ class Hive:
 def hive_of(directory: Directory, facts: NodeFacts, digest: str, spec: ModelSpec | None = None) -> Hive:
     """What is held of the model ``digest``."""
     serving = [member for member in _present(directory) if member.advert.digest == digest and digest]
-    holders = tuple(member for member in serving if _counts(member, directory, facts))
+    judged = spec is not None and spec.digest == digest
+    holders = tuple(member for member in serving if _counts(member, directory, facts, judged=judged))
     if spec is not None and spec.digest == digest:
         model, num_layers = spec.name, spec.num_layers
     else:
@@ -93,12 +95,15 @@ def _present(directory: Directory) -> list[Member]:
     return [member for _, member in sorted(directory.members.items()) if member.state in here]
 
 
-def _counts(member: Member, directory: Directory, facts: NodeFacts) -> bool:
+def _counts(member: Member, directory: Directory, facts: NodeFacts, *, judged: bool) -> bool:
+    """``judged``: this node proves shards of that model. Of another it cannot; requests for it are passed on whole to an entry
+    that does."""
     if member.advert.layers is None or member.advert.draining:
         return False
     if member.node_id == directory.self_id:
         return facts.state == "ready"
-    return member.state is NodeStatus.ALIVE and member.admitted is True and member.incompatible is None
+    proven = member.admitted is True or (member.admitted is None and not judged)
+    return member.state is NodeStatus.ALIVE and proven and member.incompatible is None
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -261,6 +266,7 @@ def status_json(directory: Directory, facts: NodeFacts, spec: ModelSpec | None, 
         "version": facts.version,
         "uptime_s": round(facts.uptime_s, 1),
         "kv_sessions": facts.kv_sessions,
+        "owned": facts.owned,
         "relayed": facts.relayed,
         "mdns": facts.mdns,
         "mesh": facts.mesh,
