@@ -52,14 +52,21 @@ def test_without_anybody_to_pass_on_to_it_says_why_not() -> None:
     assert "fetching layers 0..15" in answer.json()["error"]["message"]
 
 
-def test_another_model_of_the_room_is_asked_where_it_is() -> None:
+@pytest.mark.parametrize("admitted", [True, None])  # None: a shard of another model cannot be judged here
+def test_another_model_of_the_room_is_asked_where_it_is(admitted: bool | None) -> None:
     passed = Passed()
-    big = member(N2, "n2", (0, 4), digest="d2", model="org/big", num_layers=4)
+    big = member(N2, "n2", (0, 4), digest="d2", model="org/big", num_layers=4, admitted=admitted)
     room = Directory(N1).replace([member(N1, "n1", (0, 30)), big])
     with client(Rig(directory=room, pass_on=passed)) as http:
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny", "org/big"]
         assert http.post("/v1/completions", json={"prompt": "hi", "model": "org/big"}).json() == {"passed": True}
     assert passed.requests[0][1] == "d2"
+
+
+def test_another_model_of_shards_that_failed_is_not_listed() -> None:
+    big = member(N2, "n2", (0, 4), digest="d2", model="org/big", num_layers=4, admitted=False)
+    with client(Rig(directory=Directory(N1).replace([member(N1, "n1", (0, 30)), big]), pass_on=Passed())) as http:
+        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny"]
 
 
 def test_what_was_passed_on_is_answered_and_never_passed_on_again() -> None:
