@@ -87,3 +87,30 @@ def test_a_drained_node_hands_over_and_comes_back(four_halves: LocalRoom) -> Non
         assert meshd("resume", MESHD_URL=four_halves.nodes[name].url).returncode == 0
         four_halves.wait(replicas=2, timeout_s=rooms.PATIENCE_S)
         assert client.post("/chain", {"prompt": PROMPT, "route": ["n1", name]})["tokens"] == expected(PROMPT, 1)
+
+
+def test_a_drain_ends_although_clients_keep_coming(four_halves: LocalRoom) -> None:
+    """What the node passes on to others is not its own work."""
+    over = threading.Event()
+    answers: list[rooms.Streamed] = []
+
+    def ask() -> None:
+        with four_halves.client("n1") as client:
+            while not over.is_set():
+                answers.append(streamed(client, max_tokens=16))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: answers, "the load runs")
+        drained = meshd("drain", "--timeout", "60", MESHD_URL=four_halves.nodes["n1"].url)
+        asked = len(answers)
+        until(lambda: len(answers) > asked + 3, "the drained node still passes on")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(rooms.PATIENCE_S)
+        meshd("resume", MESHD_URL=four_halves.nodes["n1"].url)
+    assert (drained.returncode, drained.stdout) == (0, "drained\n")
+    assert all(answer.tokens == expected(PROMPT, 16) for answer in answers)
