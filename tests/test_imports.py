@@ -29,7 +29,7 @@ PURE = [
     *("meshd.election." + m for m in ("capacity", "coverage", "elect", "claims", "holds", "rebalance", "plan")),
     *("meshd.admission." + m for m in ("book", "qspec")),
     *("meshd.doctor." + m for m in ("finding", "layers", "nodes", "network", "diagnosis")),
-    *("meshd.chain." + m for m in ("messages", "session", "hop", "recovery", "request")),
+    *("meshd.chain." + m for m in ("messages", "session", "detours", "evidence", "hop", "recovery", "request")),
     *("meshd.inference." + m for m in ("batch", "gathering", "engine", "text", "detokenize")),
 ]
 IO = ["socket", "ssl", "threading", "subprocess", "trio", "asyncio", "time", "random", "torch", "numpy", "httpx", "h11"]

@@ -27,13 +27,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper, pack_ids
+from meshd.chain.detours import Detours
 from meshd.chain.drafts import MAX_DRAFTS, Drafts
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, Watch
 from meshd.chain.effects import SessionEffect as Effect
+from meshd.chain.evidence import Pulse
 from meshd.chain.hop import FILL_ROWS
 from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Opened, Phase, Progress, Reply, Why
 from meshd.chain.patience import HEDGE_S, Patience
-from meshd.chain.recovery import Blame, Pulse, Replicas, Rerouted, Swap, chained, reroute
+from meshd.chain.recovery import Replicas, Swap, chained
 from meshd.chain.report import Tally
 from meshd.chain.request import GenerationRequest, HopReport, Recovery
 from meshd.errors import Busy, DeadlineExceeded, MeshdError, StageUnavailable
@@ -107,7 +109,7 @@ class Session:
         # Penalties make every row's draw depend on the tokens before it, which a window's rows cannot know.
         self._drafts = None if request.sampling.needs_history else drafts
         self._stepper = Stepper(session, self_id, request, digest, num_layers)
-        self._blame = Blame()
+        self._detours = Detours(self_id, replicas)
         self._pulse = Pulse(self_id)
         self._tally = Tally()
         self._tickets: dict[NodeId, int] = {}
@@ -117,9 +119,7 @@ class Session:
         self._number = 0
         self._current = Attempt(0, route, 0, now, dead=True)
         self._acked = 0
-        self._tried: set[NodeId] = set()
         self._resent = False
-        self._bypassed = False
         self._prepared: _Prepared | None = None
         self._prepare_at = now
         self._stuck: _Stuck | None = None
@@ -330,8 +330,8 @@ class Session:
         if self._stepper.finished:
             return effects + self._done(self._stepper.finished)
         self._began = now
-        self._tried.clear()
-        self._resent = self._bypassed = False
+        self._detours.next_token()
+        self._resent = False
         self._patience.token()
         self._progress(now)
         return effects + self._onward(now)
@@ -355,7 +355,7 @@ class Session:
         self._current = winner
         self._attempts = {winner.number: winner}
         self._stuck = None
-        self._blame.token(winner.nodes)
+        self._detours.came_through(winner.nodes)
         return effects
 
     def _recovery(self, swap: Swap, winner: Attempt, reply: Reply, now: float) -> Recovery:
@@ -480,10 +480,9 @@ class Session:
 
     def _prepare(self, draining: set[NodeId], now: float) -> list[Effect]:
         """Have newcomers filled while the old route runs."""
-        avoid = draining | self._blame.avoid(self._replicas, now)
-        found = reroute(self.route, draining, reason="drain", replicas=self._replicas, tiers=[avoid, draining], now=now)
         self._prepare_at = now + 1.0
-        if found.missing or not found.swaps:
+        found = self._detours.before(self.route, draining, now)
+        if found is None:
             return []
         self._number += 1
         self._prepared = _Prepared(self._number, found.route, found.swaps, now + PREPARE_S)
@@ -496,11 +495,9 @@ class Session:
         """``nodes`` are out of every attempt that they were in."""
         self._opening = None
         for node in nodes:
-            self._blame.add(node, why, self._replicas, now)
+            self._detours.lost(node, why, reporter, now)
             self._pulse.drop(node)
             self._tickets.pop(node, None)
-            if why is not Why.FULL:
-                self._replicas.penalise(node, reporter=reporter, now=now)
         for attempt in self._attempts.values():
             attempt.dead = attempt.dead or bool(attempt.nodes & nodes)
         if self._prepared and nodes & {hop.node_id for hop in self._prepared.route}:
@@ -511,7 +508,7 @@ class Session:
         return self._replace(bad, _REASONS[why], reporter, now)
 
     def _replace(self, bad: frozenset[NodeId], reason: str, reporter: NodeId, now: float) -> list[Effect]:
-        found = self._find(bad, reason, reporter, now)
+        found = self._detours.around(self.route, bad, reason, reporter, now)
         if not found.missing:
             begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
             return [Failover(found.swaps, found.route, hedge=False), *begun]
@@ -529,7 +526,7 @@ class Session:
         """Try again to find the layers that are about to be proven."""
         if now < stuck.again_at:
             return []
-        found = self._find(stuck.bad, stuck.reason, self._self, now)
+        found = self._detours.around(self.route, stuck.bad, stuck.reason, self._self, now)
         if not found.missing:
             self._stuck = None
             begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
@@ -539,22 +536,8 @@ class Session:
         self._stuck = _Stuck(stuck.bad, stuck.reason, stuck.until, now + RETRY_S)
         return []
 
-    def _find(self, bad: frozenset[NodeId], reason: str, reporter: NodeId, now: float) -> Rerouted:
-        """The tiers of `recovery`, strictest first."""
-        route, replicas = self.route, self._replicas
-        avoid, hopeless = bad | self._blame.avoid(replicas, now), self._blame.hopeless(replicas)
-        found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[avoid, bad | hopeless], now=now)
-        another = reason == "reset" and reporter != self._self and reporter not in bad
-        if found.missing and another and not self._bypassed:  # two who cannot reach a node are right
-            self._bypassed = True
-            around = reroute(route, {reporter}, reason=reason, replicas=replicas, tiers=[avoid | {reporter}], now=now)
-            found = found if around.missing else around
-        if found.missing:
-            found = reroute(route, bad, reason=reason, replicas=replicas, tiers=[hopeless], now=now)
-        return found
-
     def _unavailable(self, missing: tuple[LayerRange, ...], bad: frozenset[NodeId], *, pending: bool) -> MeshdError:
-        if any(self._blame.full(node) for node in bad):
+        if self._detours.full(bad):
             return Busy(f"no room for another session at layers {', '.join(map(str, missing))}")
         return StageUnavailable(list(missing), pending=pending)
 
@@ -615,25 +598,12 @@ class Session:
         live = [attempt for attempt in self._attempts.values() if not attempt.dead]
         if self._current.dead or not slow or len(live) >= MAX_LIVE:
             return []
-        self._tried |= slow
-        for node in slow:
-            self._blame.add(node, None, self._replicas, now)
-        strict = self._tried | self._blame.avoid(self._replicas, now)
-        swappable = {node for node in slow if self._replaceable(node, strict, now)}
-        if not swappable:
-            return []
-        found = reroute(
-            self.route, swappable, reason=reason, replicas=self._replicas, tiers=[strict, self._tried], now=now
-        )
-        if found.missing:
+        found = self._detours.beside(self.route, slow, reason, now)
+        if found is None:
             return []
         self.hedges += 1
         begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
         return [Failover(found.swaps, found.route, hedge=True), *begun]
-
-    def _replaceable(self, node: NodeId, strict: set[NodeId], now: float) -> bool:
-        found = reroute(self.route, {node}, reason="", replicas=self._replicas, tiers=[strict, self._tried], now=now)
-        return not found.missing
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
