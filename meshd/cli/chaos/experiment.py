@@ -235,7 +235,7 @@ class Experiment:
 
     def _held(self, seen: Mapping[str, Any], struck: Container[str]) -> Iterator[int]:
         """Layers that one node can route to, but for those of the struck."""
-        names = {node.http: name for name, node in self._struck.room.nodes.items()}
+        names = {node.url: name for name, node in self._struck.room.nodes.items()}
         for peer in (seen["self"], *seen["peers"]):
             serves = peer is seen["self"] or (peer["state"] == "alive" and peer["admitted"])
             if serves and peer["layers"] and names.get(peer["http"]) not in struck:
