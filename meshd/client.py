@@ -150,7 +150,7 @@ class Client:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def ask(self, prompt: str | None = None, **body: Any) -> Mapping[str, Any]:
-        """The whole answer object of ``POST /chain`` (INTERFACE: prompt, messages, max_tokens, seed …)."""
+        """The whole answer object of ``POST /chain`` (prompt, messages, max_tokens, seed …)."""
         final: Mapping[str, Any] = {}
         for piece in self.stream(prompt, **body):
             final = piece.final or final

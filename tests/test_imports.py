@@ -1,4 +1,4 @@
-"""Who may import whom: the structure of DESIGN, held by a test rather than by good intentions."""
+"""Who may import whom: the structure, held by a test rather than by good intentions."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def qspec(
         raise LocalError(f"{model} needs no qspec: every node computes what is expected of it")
     stored = ModelStore.under(state_dir(state)).get(model)
     if not can_record():
-        raise LocalError("recording a qspec needs torch: pip install 'meshd[engine]'")
+        raise LocalError("recording a qspec needs torch: pip install '.[engine]' in the checkout")
     with bars() as progress:
         path = record(stored.path, out, progress)
     found = QspecFile(path, stored.manifest.spec)

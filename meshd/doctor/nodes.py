@@ -11,8 +11,10 @@ from meshd.doctor.finding import Document, Documents, Finding, at, shell, status
 
 SLOW_RATIO: Final = 3.0  # a hop so much slower than the median sets the pace of every route through it
 SLOW_RTT_MS: Final = 150.0  # a token crosses every link once; what a busy radio does now and then is below
-LOW_FREE_MB: Final = 256  # what the election leaves to the device (DESIGN: capacity)
+LOW_FREE_MB: Final = 256  # what the election leaves to the device
 OVERCLAIM: Final = 1 / 3
+UPGRADE: Final = "git pull && pip install '.[engine]'"
+UPGRADED_IN: Final = "in the checkout that it was installed from (a fleet: deploy/mass-equip upgrade)"
 HOT_C: Final = 90.0
 THROTTLED: Final = 0.8
 
@@ -54,8 +56,8 @@ def _incompatible(peer: Document) -> Iterator[Finding]:
     if peer.get("incompatible"):
         name = str(peer["name"])
         text = f"{name} is here but cannot work with this node: {peer['incompatible']}"
-        remedy = "bring both to the same version"
-        yield Finding("incompatible", "error", text, remedy, shell("pip", "install", "--upgrade", "meshd"), (name,))
+        remedy = f"bring both to the same version, {UPGRADED_IN}"
+        yield Finding("incompatible", "error", text, remedy, UPGRADE, (name,))
 
 
 def _overclaims(peer: Document) -> Iterator[Finding]:
@@ -97,9 +99,8 @@ def _versions(documents: Documents) -> Iterator[Finding]:
     newest = max(counts, key=_version_key)
     behind = tuple(str(peer["name"]) for peer in present if peer["version"] != newest)
     text = f"versions differ: {', '.join(f'{count} x {version}' for version, count in sorted(counts.items()))}"
-    remedy = f"upgrade {', '.join(behind)}, one at a time; the room goes on"
-    command = shell("pip", "install", f"meshd=={newest}")
-    yield Finding("version_mix", "warning", text, remedy, command, behind)
+    remedy = f"bring {', '.join(behind)} to {newest}, one at a time while the room goes on, {UPGRADED_IN}"
+    yield Finding("version_mix", "warning", text, remedy, UPGRADE, behind)
 
 
 def _version_key(version: str) -> tuple[tuple[int, str], ...]:

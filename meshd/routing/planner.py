@@ -12,7 +12,7 @@ from meshd.vocabulary import LayerRange, NodeId, Route
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
-    """A route and why it was taken (INTERFACE: ``routing``). ``digest`` is the model's; what came of it is filed under it."""
+    """A route and why it was taken (``routing`` in an answer). ``digest`` is the model's; what came of it is filed under it."""
 
     hops: Route
     mode: str

@@ -69,11 +69,11 @@ CASES: list[tuple[str, Callable[[], list[Finding]], str, tuple[str, ...]]] = [
         "meshd key new",
         (),
     ),
-    ("version_mix", lambda: findings(changed(1, version="1.10.0")), "meshd==1.10.0", ("n1", "n3", "n4")),
+    ("version_mix", lambda: findings(changed(1, version="1.10.0")), "git pull && pip install", ("n1", "n3", "n4")),
     (
         "incompatible",
         lambda: findings(changed(3, incompatible="speaks wire version 3")),
-        "pip install --upgrade",
+        "git pull && pip install",
         ("n4",),
     ),
     ("slow_hop", lambda: findings(changed(1, layer_ms=5.0)), "--layers 15..18", ("n2",)),
@@ -131,6 +131,12 @@ def test_each_trouble_is_found_alone_with_its_cure(
     assert found.code == code
     assert command in found.command
     assert found.nodes == nodes
+
+
+def test_the_newest_version_is_the_one_to_have() -> None:
+    """1.10 comes after 1.9, and whoever lacks it is named."""
+    remedy = only(findings(changed(1, version="1.10.0"))).remedy
+    assert "bring n1, n3, n4 to 1.10.0" in remedy
 
 
 def test_what_is_fine_is_not_found() -> None:
