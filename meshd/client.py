@@ -24,7 +24,7 @@ import httpx
 from meshd.errors import MeshdError, PeerError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
-SILENCE_S: Final = 2.0  # an entry that is asked to gives a sign of life every half second
+SILENCE_S: Final = 1.5  # an entry that is asked to gives a sign of life every half second
 _CONNECT_S: Final = 3.0
 _AWAKE_S: Final = 1.0  # how long other entries have to say that they are there
 _BEAT: Final = {"X-Mesh-Beat": "1"}

@@ -20,7 +20,7 @@ from meshd.errors import MeshdError
 
 HEADER: Final = "x-mesh-beat"
 BEAT_S: Final = 0.5
-START_S: Final = 1.25  # longer than layers that are about to be proven are waited for
+START_S: Final = 1.15  # longer than layers that are about to be proven are waited for
 
 
 class _Beating:
