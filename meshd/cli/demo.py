@@ -41,8 +41,9 @@ def demo(
     spec, store = ensure(model)
     with LocalRoom(model, store=store, common=["--threads", "1"]) as room:
         _start(room, spec, nodes)
-        calm = _answer(room, prompt, max_tokens, kill=False)
-        stormy = _answer(room, prompt, max_tokens, kill=True)
+        alone = _places(spec, nodes)["n1"] == LayerRange(0, spec.num_layers)
+        calm = _answer(room, prompt, max_tokens, alone=alone, kill=False)
+        stormy = _answer(room, prompt, max_tokens, alone=alone, kill=True)
         _show_comparison(room, calm, stormy)
         in_a_box = bool(chaos) and not keep and not lacking()
         if chaos and not in_a_box:
@@ -60,20 +61,29 @@ def _say(text: str) -> None:
 
 def _start(room: LocalRoom, spec: ModelSpec, count: int) -> None:
     places = _places(spec, count)
-    first, second = list(places.values())[:2]
-    _say(f"starting {count} daemons on loopback: {spec.name}, {first} and {second} in turn")
+    held = ", ".join(f"{name} {layers}" for name, layers in places.items())
+    if count > 3:
+        held = "{} and {} in turn".format(*list(places.values())[:2])
+    _say(f"starting {count} daemons on loopback: {spec.name}, {held}")
     began = time.monotonic()
     for name, layers in places.items():
         room.add(name, "--layers", str(layers))
-    room.wait(nodes=count, replicas=count // 2, timeout_s=300)
+    room.wait(nodes=count, replicas=_replicas(count), timeout_s=300)
     typer.echo(f"ready after {time.monotonic() - began:.1f} s")
     _show_hive(room)
 
 
 def _places(spec: ModelSpec, count: int) -> dict[str, LayerRange | None]:
-    """Who holds what."""
-    half = LayerRange(0, spec.num_layers // 2), LayerRange(spec.num_layers // 2, spec.num_layers)
-    return {f"n{i + 1}": half[i % 2] for i in range(count)}
+    """Who holds what: halves in turn; of few nodes some hold all, so that each layer has a second holder."""
+    whole, middle = LayerRange(0, spec.num_layers), spec.num_layers // 2
+    if count == 2 or middle == 0:
+        return {f"n{i + 1}": whole for i in range(count)}
+    half = LayerRange(0, middle), LayerRange(middle, spec.num_layers)
+    return {f"n{i + 1}": whole if count == 3 and i == 2 else half[i % 2] for i in range(count)}
+
+
+def _replicas(count: int) -> int:
+    return max(2, count // 2)
 
 
 def _show_hive(room: LocalRoom) -> None:
@@ -81,13 +91,15 @@ def _show_hive(room: LocalRoom) -> None:
         console.print(tables.hive_table(client.get("/mesh/hive")))
 
 
-def _answer(room: LocalRoom, prompt: str, max_tokens: int, *, kill: bool) -> Mapping[str, Any]:
-    """One streamed answer through the first node; with ``kill`` a replica of its route dies a third of the way."""
+def _answer(room: LocalRoom, prompt: str, max_tokens: int, *, alone: bool, kill: bool) -> Mapping[str, Any]:
+    """One streamed answer through the first node; with ``kill`` a replica of its route dies a third of the way. ``alone``: a node
+    holds all layers, so the second is asked to compute them, lest the entry do it."""
     _say("asking again, and killing a replica in mid-answer" if kill else f"asking: {prompt}")
+    route = ["n2"] if alone else None
     final: Mapping[str, Any] = {}
     got, victim = 0, ""
     with room.client("n1") as client:
-        pieces = client.stream(messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens)
+        pieces = client.stream(messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, route=route)
         for piece in pieces:
             sys.stdout.write(piece.text)
             sys.stdout.flush()
@@ -122,7 +134,7 @@ def _show_comparison(room: LocalRoom, calm: Mapping[str, Any], stormy: Mapping[s
     dead = [name for name, node in room.nodes.items() if not node.alive]
     for name in dead:
         room.start(name)
-    room.wait(replicas=len(room.nodes) // 2, timeout_s=60)
+    room.wait(replicas=_replicas(len(room.nodes)), timeout_s=60)
     typer.echo(f"{', '.join(dead)} restarted and serving again")
 
 
