@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -17,9 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshd.config import Config, load
 from meshd.daemon import Daemon
+from meshd.errors import EngineFailed
 from meshd.identity.node_key import Identity, NodeKey
 from meshd.inference.engine import Engine
+from meshd.inference.hash_engine import HashEngine
 from meshd.node.sockets import Sockets
+from meshd.node.stage_loader import StageLoader
 from meshd.vocabulary import Endpoint, LayerRange, NodeId
 from tests.sim.whole.net import Listener, Net
 from tests.sim.whole.world import NODE, Processes
@@ -33,6 +37,40 @@ class SilentManager:
     def send(self, **_fields: str | int) -> None: ...
 
     async def run(self, _status: Callable[[], str]) -> None: ...
+
+
+class Disk:
+    """How long a device takes to load layers, and how often it cannot."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self.slowest_s = rng.choice([0.0, 2.0, 8.0])
+        self.failing = rng.choice([0.0, 0.0, 0.1])
+        self.wrong = False  # what it computes
+
+    async def read(self, progress: Callable[[str, float], None]) -> None:
+        """Before the engine is there. Raises EngineFailed."""
+        takes_s = self._rng.uniform(0.0, self.slowest_s)
+        for share in (0.25, 0.5, 0.75, 1.0):
+            await trio.sleep(takes_s / 4)
+            progress("loading", share)
+        if self._rng.random() < self.failing:
+            raise EngineFailed("the disk cannot be read")
+
+
+class SlowLoader(StageLoader):
+    """The daemon's own loader on such a disk."""
+
+    async def __call__(self, layers: LayerRange, generation: int, progress: Callable[[str, float], None]) -> Engine:
+        disk = DISK.get()
+        await disk.read(progress)
+        engine = await super().__call__(layers, generation, progress)
+        if disk.wrong and isinstance(engine, HashEngine):
+            engine._stage._layer.reverse()
+        return engine
+
+
+DISK: ContextVar[Disk] = ContextVar("DISK")
 
 
 class Device:
@@ -51,6 +89,7 @@ class Device:
         self._flags = flags
         self._rng = rng
         self._tell = tell
+        self.disk = Disk(rng)
         self._key = self._new_key()
         self._epoch = 0
         self._scope = trio.CancelScope()
@@ -98,6 +137,7 @@ class Device:
         NODE.reset(token)
 
     async def _live(self, config: Config, identity: Identity) -> None:
+        DISK.set(self.disk)
         udp, links = self.net.begin(self.name)
         web = Listener(Endpoint(self.net.address(self.name).host, 8090))
         sockets = Sockets(cast(Any, [web]), cast(Any, [links]), [cast(Any, udp)])

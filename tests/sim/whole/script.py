@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
+from unittest import mock
 
 import trio
 
 from tests.sim.whole.asking import administer
 from tests.sim.whole.net import Net, Weather
-from tests.sim.whole.node import Device
+from tests.sim.whole.node import Device, SlowLoader
 from tests.sim.whole.room import LAYER_MB, LAYERS, Errors, Room, ask, some_wish
 from tests.sim.whole.world import NODE, Dice, Processes, clock, sealed
 
@@ -66,6 +67,7 @@ def run(seed: int, plan: Plan) -> Result:
     with (
         tempfile.TemporaryDirectory(prefix="meshd-sim-", dir=_memory()) as home,
         sealed(seed, connect=net.connect, readable=net.readable, told_to_stop=told_to_stop),
+        mock.patch("meshd.daemon.StageLoader", SlowLoader),
     ):
         script = Script(dice, net, Path(home), devices, plan)
         try:
@@ -149,14 +151,21 @@ class Script:
                 capacities[capacities.index(min(capacities))] = max(SMALL_MB)
         if rng.random() < 0.3:
             capacities.append(0)
-        slowly = rng.random() < 0.5
+        slowly, liar = rng.random() < 0.5, len(capacities) if rng.random() < 0.2 else None
+        if liar is not None:
+            capacities.append(rng.choice(SMALL_MB))
         for number, capacity in enumerate(capacities):
             flags = ["--target-replicas", str(target)]
             if capacity == max(SMALL_MB) and rng.random() < 0.1:
                 start = rng.randrange(LAYERS // 2)
                 flags += ["--layers", f"{start}..{start + 6}"]
+            if number == liar:
+                flags += ["--no-admit"]  # or it would find out itself
             device = self.room.add(f"n{number + 1}", capacity, *flags)
-            self.room.note(device.name, f"has {capacity} MB {' '.join(flags)}")
+            device.disk.wrong = number == liar
+            self.room.note(
+                device.name, f"has {capacity} MB {' '.join(flags)}{' and computes wrongly' if number == liar else ''}"
+            )
         for device in self.room.devices.values():
             await trio.sleep(rng.uniform(0.0, 3.0) if slowly else 0.0)
             if not device.up:
@@ -177,7 +186,7 @@ class Script:
             self._wishes += 1
             wish = some_wish(self._wishes, rng)
             for _ in range(4):
-                entries = self._spared or self.room.up
+                entries = self._spared or self.room.honest
                 if wish.final is not None or not entries or not self._asking:
                     break
                 must = self._spared_hold_all()
@@ -192,7 +201,7 @@ class Script:
         """One replica of every layer, and an entry."""
         start = 0
         while start < LAYERS:
-            holders = [d for d in self.room.up if d.layers is not None and d.layers.start <= start < d.layers.end]
+            holders = [d for d in self.room.honest if d.layers is not None and d.layers.start <= start < d.layers.end]
             best = max(holders, key=lambda d: d.layers.end if d.layers is not None else 0)
             self._spared.append(best)
             start = best.layers.end if best.layers is not None else LAYERS
@@ -222,8 +231,9 @@ class Script:
             self._break_engine: 1,
             self._evict: 2,
         }
+        tempo = self.rng.choice([0.3, 1.0, 1.0, 2.0])
         while trio.current_time() < until:
-            await trio.sleep(self.rng.choice([0.0, 0.1, 0.5, 1.0, 3.0, 6.0]))
+            await trio.sleep(tempo * self.rng.choice([0.0, 0.1, 0.5, 1.0, 3.0, 6.0]))
             self.room.crashes()
             (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
             self.room.tally["faults"] += 1
@@ -331,6 +341,7 @@ class Script:
         self.net.mend()
         self.net.weather = Weather()
         for device in self.room.devices.values():
+            device.disk.failing = 0.0
             device.thaw()
             if device.up and not device.well:
                 await device.gone()
@@ -352,7 +363,7 @@ class Script:
     async def _prove(self) -> None:
         """Every entry answers, nobody moves without end, and nothing is left behind."""
         settled = trio.current_time()
-        for device in self.room.devices.values():
+        for device in self.room.honest:
             self._wishes += 1
             wish = some_wish(self._wishes, self.rng)
             attempt = await ask(self.room, wish, device)
