@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from meshd.directory import Directory
+from meshd.directory import Directory, Member
 from meshd.election.claims import Claim
 from meshd.election.elect import smallest_layer_mb
 from meshd.election.elector import AnswerHold, AskHold, Drop, Effect, Elector, Load, SendClaim
@@ -133,8 +133,7 @@ class Electing:
 
     def _look(self) -> None:
         """Show the elector the room as it is."""
-        now, members = trio.current_time(), self._directory().members.values()
-        present = [member for member in members if member.state in _PRESENT]
+        now, present = trio.current_time(), taking_part(self._directory())
         view = RoomView(
             adverts=tuple(as_delivered(member) for member in present),
             admitted=frozenset(member.node_id for member in present if member.admitted),
@@ -193,6 +192,12 @@ class Electing:
                 self._log.emit("claim", text=f"claims {loading.layers}", layers=loading.layers.json())
             self.claim = loading
             self._on_claim()
+
+
+def taking_part(directory: Directory) -> list[Member]:
+    """Who counts in the election: whoever is present and was not refused. A node whose layers compute wrongly is asked by
+    nobody; counted as a replica it would keep its range from being filled by another."""
+    return [m for m in directory.members.values() if m.state in _PRESENT and m.admitted is not False]
 
 
 def claim_of(advert: Advert) -> Claim:
