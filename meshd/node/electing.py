@@ -195,9 +195,13 @@ class Electing:
 
 
 def taking_part(directory: Directory) -> list[Member]:
-    """Who counts in the election: whoever is present and was not refused. A node whose layers compute wrongly is asked by
-    nobody; counted as a replica it would keep its range from being filled by another."""
-    return [m for m in directory.members.values() if m.state in _PRESENT and m.admitted is not False]
+    """Who counts in the election: whoever is present, was not refused and speaks our wire. Nobody asks a node whose layers
+    compute wrongly, or whose version is too far away; counted as a replica it would keep its range from being filled."""
+    return [
+        member
+        for member in directory.members.values()
+        if member.state in _PRESENT and member.admitted is not False and member.incompatible is None
+    ]
 
 
 def claim_of(advert: Advert) -> Claim:

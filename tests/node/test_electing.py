@@ -8,7 +8,7 @@ from meshd.vocabulary import NodeStatus
 from tests.election.specs import advert, node
 
 
-def test_a_refused_replica_does_not_keep_its_range_from_others() -> None:
+def test_who_is_never_asked_does_not_keep_a_range_from_others() -> None:
     room = Directory(node(1)).replace(
         [
             Member(advert(1, 200)),
@@ -16,6 +16,7 @@ def test_a_refused_replica_does_not_keep_its_range_from_others() -> None:
             Member(advert(3, 200, (0, 15)), admitted=None),  # not probed yet: it will be
             Member(advert(4, 200, (15, 30)), admitted=False),
             Member(advert(5, 200, (15, 30)), admitted=True, state=NodeStatus.DEAD),
+            Member(advert(7, 200, (15, 30)), incompatible="speaks wire 9"),
             Member(advert(6, 200, (15, 30)), admitted=True, state=NodeStatus.DRAINING),
         ]
     )
