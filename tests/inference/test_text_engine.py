@@ -206,10 +206,29 @@ def test_too_many_callers_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     within(scenario)
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+
     async def scenario() -> None:
         async with trio.open_nursery() as nursery:
             with pytest.raises(ModelRefused, match=r"tokenizer\.json"):
                 await TextEngine.start(nursery, tmp_path, log=print)
+
+    within(scenario)
+
+
+def test_without_a_tokenizer_there_are_ids_but_no_text(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 9]}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 11}')
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            assert text.eos_ids == {7, 9, 11}
+            assert await text.decode([1, 2]) == ""
+            with pytest.raises(CallerError, match=r"tokenizer\.json.*tokens"):
+                await text.encode("hello")
+            with pytest.raises(CallerError, match=r"tokenizer\.json") as refused:
+                await text.chat(user("hello"))
+            assert refused.value.param == "messages"
 
     within(scenario)

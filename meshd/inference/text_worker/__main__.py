@@ -19,9 +19,12 @@ from typing import Any, Final
 
 from meshd.errors import MeshdError
 from meshd.inference.text_worker import wire
+from meshd.inference.text_worker.ids_only import IdsOnly, open_text
 from meshd.inference.text_worker.tokenizer import TextModel
 
 _MEMORY_BYTES = 4 << 30
+
+Model = TextModel | IdsOnly
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +35,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_end_with, args=(sock,), daemon=True).start()
     stream = sock.makefile("rb")
     try:
-        model = TextModel(Path(arguments[1]))
+        model = open_text(Path(arguments[1]))
     except MeshdError as error:
         sock.sendall(wire.pack(_refusal(error)))
         return 1
@@ -43,7 +46,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-_CALLS: Final[Mapping[str, Callable[[TextModel, dict[str, Any]], dict[str, Any]]]] = {
+_CALLS: Final[Mapping[str, Callable[[Model, dict[str, Any]], dict[str, Any]]]] = {
     "encode": lambda model, request: {"ids": model.encode(request["text"], special=request["special"])},
     "chat": lambda model, request: {"ids": model.chat(request["messages"])},
     "decode": lambda model, request: {"texts": [_decoded(model, ids) for ids in request["lists"]]},
@@ -51,7 +54,7 @@ _CALLS: Final[Mapping[str, Callable[[TextModel, dict[str, Any]], dict[str, Any]]
 }
 
 
-def _decoded(model: TextModel, ids: list[int]) -> str | dict[str, Any]:
+def _decoded(model: Model, ids: list[int]) -> str | dict[str, Any]:
     """The text, or what is wrong with these ids: the others in the same call have theirs."""
     try:
         return model.decode(ids)
@@ -59,7 +62,7 @@ def _decoded(model: TextModel, ids: list[int]) -> str | dict[str, Any]:
         return {"message": f"decode: {type(error).__name__}: {error}"}
 
 
-def _answer(model: TextModel, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(model: Model, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return _CALLS[request["op"]](model, request)
     except MeshdError as error:

@@ -99,14 +99,8 @@ class TextModel:
     def _declared_end_ids(self, folder: Path) -> frozenset[int]:
         """The configs' and the tokenizer's own: any of them may be wrong or missing in a checkpoint, and a model that is
         never stopped talks to itself."""
-        config = _json(folder / "config.json")
-        found = [
-            *_ids_of(config.get("eos_token_id")),
-            *_ids_of(_mapping(config.get("text_config")).get("eos_token_id")),
-            *_ids_of(_json(folder / "generation_config.json").get("eos_token_id")),
-            self._id(self._special.get("eos_token")),
-        ]
-        return frozenset(i for i in found if i is not None)
+        own = self._id(self._special.get("eos_token"))
+        return frozenset(config_end_ids(folder)) | (frozenset() if own is None else {own})
 
     def find_turn_end(self) -> frozenset[int]:
         """All end tokens, now with the one that the template writes after an assistant's turn. Runs the template."""
@@ -131,6 +125,16 @@ class TextModel:
         if not ids or ids[0] not in added or (ids[0] == self._bos and not _shared(self._special)):
             return None
         return int(ids[0])
+
+
+def config_end_ids(folder: Path) -> list[int]:
+    """What the configs call the end."""
+    config = _json(folder / "config.json")
+    return [
+        *_ids_of(config.get("eos_token_id")),
+        *_ids_of(_mapping(config.get("text_config")).get("eos_token_id")),
+        *_ids_of(_json(folder / "generation_config.json").get("eos_token_id")),
+    ]
 
 
 def _shared(special: Mapping[str, str]) -> bool:
