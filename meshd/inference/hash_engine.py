@@ -106,7 +106,7 @@ class HashEngine:
         self._waiting.append(job)
         try:
             async with self._lock:
-                if job.result is None:
+                if job.result is None and not self._closed:
                     await self._forward()
         except trio.Cancelled:
             if job in self._waiting:

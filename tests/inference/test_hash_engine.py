@@ -252,3 +252,24 @@ def test_text_is_bytes() -> None:
         await text.aclose()
 
     trio.run(main)
+
+
+def test_who_waits_when_the_engine_closes_hears_of_it() -> None:
+    async def main() -> None:
+        engine = HashEngine(SPEC, WHOLE, step_ms=10.0)
+        failed = []
+
+        async def ask(session: SessionId) -> None:
+            with pytest.raises(EngineFailed):
+                await engine.run(run(session, WHOLE, 0, ids(1, 2)))
+            failed.append(session)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, S)
+            await trio.sleep(0.005)
+            nursery.start_soon(ask, T)  # waits for its turn
+            await trio.sleep(0.001)
+            await engine.aclose()
+        assert set(failed) == {S, T}
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
