@@ -185,6 +185,7 @@ class NotReady(MeshdError):
     code = "not_ready"
     status = 503
     kind = "unavailable_error"
+    retry_after_s: ClassVar[float] = 1.0
 
 
 class DeadlineExceeded(MeshdError):

@@ -50,6 +50,7 @@ def test_without_anybody_to_pass_on_to_it_says_why_not() -> None:
         answer = http.post("/chain", json={"prompt": "hi"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
     assert "fetching layers 0..15" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize("admitted", [True, None])  # None: a shard of another model cannot be judged here
