@@ -20,7 +20,7 @@ PURE = [
     "meshd.errors",
     "meshd.directory",
     "meshd.roster",
-    *("meshd.links." + m for m in ("frame", "flow", "assemble", "multiplex", "wire", "fault")),
+    *("meshd.links." + m for m in ("frame", "flow", "assemble", "multiplex", "wire", "fields", "fault")),
     *(
         "meshd.gossip." + m
         for m in ("member", "wire", "suspicion", "membership", "detector", "rumours", "health_wire", "core")
@@ -29,7 +29,10 @@ PURE = [
     *("meshd.election." + m for m in ("capacity", "coverage", "elect", "claims", "holds", "rebalance", "plan")),
     *("meshd.admission." + m for m in ("book", "qspec")),
     *("meshd.doctor." + m for m in ("finding", "layers", "nodes", "network", "diagnosis")),
-    *("meshd.chain." + m for m in ("messages", "session", "detours", "evidence", "hop", "recovery", "request")),
+    *(
+        "meshd.chain." + m
+        for m in ("messages", "codec", "plan_wire", "session", "detours", "evidence", "hop", "recovery", "request")
+    ),
     *("meshd.inference." + m for m in ("batch", "gathering", "engine", "text", "detokenize")),
 ]
 IO = ["socket", "ssl", "threading", "subprocess", "trio", "asyncio", "time", "random", "torch", "numpy", "httpx", "h11"]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from meshd.admission.qspec import COMPARED
 from meshd.errors import BadFrame
-from meshd.inference.codec import integer_untrusted, layers_untrusted
+from meshd.links.fields import digest_untrusted, integer_untrusted, layers_untrusted
 from meshd.links.wire import Message
 from meshd.vocabulary import LayerRange
 
@@ -125,7 +125,4 @@ def _subject(of: ProbeRequest | ProbeAnswer) -> dict[str, Any]:
 
 
 def _subject_untrusted(head: Mapping[str, Any]) -> tuple[str, int, LayerRange]:
-    digest = head.get("digest")
-    if not isinstance(digest, str) or not 0 < len(digest) <= 64:
-        raise BadFrame("no model digest")
-    return digest, integer_untrusted(head, "generation", 0, _GENERATION_CAP), layers_untrusted(head)
+    return digest_untrusted(head), integer_untrusted(head, "generation", 0, _GENERATION_CAP), layers_untrusted(head)

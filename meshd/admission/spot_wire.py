@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshd.errors import BadFrame
-from meshd.inference.codec import integer_untrusted, layers_untrusted
+from meshd.links.fields import digest_untrusted, integer_untrusted, layers_untrusted
 from meshd.links.wire import Message
 from meshd.vocabulary import LayerRange
 
@@ -39,9 +39,7 @@ def rows_untrusted(message: Message, kind: str) -> Rows:
     """Read a question or an answer."""
     if message.kind != kind:
         raise BadFrame(f"{message.kind} where {kind} was due")
-    digest = message.head.get("digest")
-    if not isinstance(digest, str) or not 0 < len(digest) <= 64:
-        raise BadFrame("no model digest")
+    digest = digest_untrusted(message.head)
     n = integer_untrusted(message.head, "n", 2, ROWS_CAP)
     if not message.body or len(message.body) % n:
         raise BadFrame(f"{len(message.body)} bytes are not {n} rows")

@@ -86,7 +86,9 @@ def _pull(name: str, store: ModelStore) -> StoredModel:
     if model.manifest.missing_files:
         _warn(f"{', '.join(model.manifest.missing_files)} missing: only the other layers can be served, and not proven")
     elif not model.qspec.is_file():
-        _warn("no qspec: recording it needs torch (pip install '.[engine]' in the checkout); neighbours that have one share it")
+        _warn(
+            "no qspec: recording it needs torch (pip install '.[engine]' in the checkout); neighbours that have one share it"
+        )
     return model
 
 

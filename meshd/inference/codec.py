@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from meshd.errors import BadFrame
 from meshd.inference.engine import Choice, EngineHealth, Opening, Ran, Run, Sampling
+from meshd.links.fields import amount_untrusted, integer_untrusted, layers_untrusted
 from meshd.links.wire import Message
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -215,8 +216,8 @@ def ran_untrusted(message: Message) -> Ran:
     return Ran(
         rows=b"" if count else message.body,
         choices=choices_untrusted(message.body, count) if count else (),
-        compute_ms=number_untrusted(message.head, "ms"),
-        queue_ms=number_untrusted(message.head, "wait_ms"),
+        compute_ms=amount_untrusted(message.head, "ms"),
+        queue_ms=amount_untrusted(message.head, "wait_ms"),
         batch=integer_untrusted(message.head, "batch", 0, 1 << 20),
     )
 
@@ -261,12 +262,12 @@ def health_untrusted(pong: Mapping[str, Any]) -> EngineHealth:
 
     return EngineHealth(
         tick=whole("tick"),
-        busy_ms=number_untrusted(pong, "busy_ms"),
+        busy_ms=amount_untrusted(pong, "busy_ms"),
         queue_depth=whole("queue"),
         sessions=whole("sessions"),
         kv_used_bytes=whole("kv_used"),
         kv_total_bytes=whole("kv_total"),
-        tokens_per_s=number_untrusted(pong, "tokens_per_s"),
+        tokens_per_s=amount_untrusted(pong, "tokens_per_s"),
         counters={
             name: integer_untrusted(pong, name, 0, 1 << 62, default=0)
             for name in ("runs", "rows", "need_rows", "busy", "evicted", "failed")
@@ -280,30 +281,3 @@ def session_untrusted(head: Mapping[str, Any]) -> SessionId:
     if not isinstance(session, str) or not 0 < len(session) <= 64:
         raise BadFrame("no session")
     return SessionId(session)
-
-
-def layers_untrusted(head: Mapping[str, Any]) -> LayerRange:
-    """The layer range a message is about."""
-    pair = head.get("layers")
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(type(x) is int for x in pair):
-        raise BadFrame("no layer range")
-    try:
-        return LayerRange(*pair)
-    except ValueError as error:
-        raise BadFrame(str(error)) from error
-
-
-def integer_untrusted(head: Mapping[str, Any], name: str, low: int, high: int, *, default: int | None = None) -> int:
-    """An integer of a head within bounds."""
-    value = head.get(name, default)
-    if type(value) is not int or not low <= value <= high:
-        raise BadFrame(f"{name} is not an integer from {low} to {high}")
-    return value
-
-
-def number_untrusted(head: Mapping[str, Any], name: str) -> float:
-    """A number of a head that is finite and not negative; 0 when missing."""
-    value = head.get(name, 0.0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise BadFrame(f"{name} is not a number")
-    return float(value)

@@ -22,6 +22,7 @@ from meshd.errors import BadFrame, DoesNotFit, EngineFailed, LinkLost, MeshdErro
 from meshd.inference import codec
 from meshd.inference.child import Child
 from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run, Settle
+from meshd.links.fields import amount_untrusted, integer_untrusted
 from meshd.links.multiplex import Multiplexer
 from meshd.links.peer_link import LinkTiming, PeerLink
 from meshd.links.peer_stream import PeerStream
@@ -240,7 +241,7 @@ class WorkerEngine:
 
     async def open(self, opening: Opening) -> int:
         reply = await self._call(codec.open_message(opening))
-        return codec.integer_untrusted(reply.head, "have", 0, len(opening.ids) // 4)
+        return integer_untrusted(reply.head, "have", 0, len(opening.ids) // 4)
 
     def drop(self, session: SessionId) -> None:
         try:
@@ -326,7 +327,7 @@ async def _loaded(stream: Stream, progress: Callable[[float], None]) -> codec.Lo
             raise LinkLost("the engine worker said nothing")
         if message.kind != codec.PROGRESS:
             return codec.loaded_untrusted(message)
-        progress(min(1.0, codec.number_untrusted(message.head, "part")))
+        progress(min(1.0, amount_untrusted(message.head, "part")))
 
 
 def _environment(config: codec.WorkerConfig, options: WorkerOptions) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Final
 import trio
 
 from meshd.errors import Busy, ModelNotFound
+from meshd.links.fields import digest_untrusted
 from meshd.links.wire import Message, Stream
 from meshd.models.headers import JSON_CAP_BYTES, TensorInfo, read_capped
 from meshd.models.manifest import MANIFEST_FILE
@@ -25,7 +26,6 @@ from meshd.node.share_wire import (
     MANIFEST,
     PIECE_BYTES,
     Offer,
-    digest_untrusted,
     file_untrusted,
     offer_message,
     parts_untrusted,
@@ -61,7 +61,7 @@ class ModelShare:
     async def serve(self, peer: NodeId, message: Message, stream: Stream) -> None:
         """One question. Raises what the caller should end the stream with."""
         del peer  # whoever has a link is a member, and every member may have what this node has
-        digest = digest_untrusted(message)
+        digest = digest_untrusted(message.head)
         if self._places.statistics().tasks_waiting >= MAX_WAITING:
             raise Busy("too many neighbours fetch from this node")
         async with self._places:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from meshd.errors import BadFrame
-from meshd.inference.codec import integer_untrusted
+from meshd.links.fields import integer_untrusted
 from meshd.links.wire import Message
 from meshd.models.headers import NAME_CAP
 from meshd.models.shard import COMPANION_CAP_BYTES, COMPANIONS
@@ -67,14 +67,6 @@ def ask_file(digest: str, name: str) -> Message:
 def ask_parts(digest: str, parts: list[tuple[str, int]]) -> Message:
     """Tensors, each from an offset to its end."""
     return Message(PART, {"digest": digest}, json.dumps(parts).encode())
-
-
-def digest_untrusted(message: Message) -> str:
-    """The model that a question is about."""
-    digest = message.head.get("digest")
-    if not isinstance(digest, str) or not 0 < len(digest) <= 64:
-        raise BadFrame("no model digest")
-    return digest
 
 
 def file_untrusted(message: Message) -> str:

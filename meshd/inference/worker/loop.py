@@ -42,6 +42,7 @@ from meshd.inference.worker.skeleton import DTYPES
 from meshd.inference.worker.stage import Item, SessionState, Stage
 from meshd.inference.worker.tensors import ids_untrusted, residual_untrusted, tensor_bytes
 from meshd.inference.worker.vitals import Vitals
+from meshd.links.fields import integer_untrusted, layers_untrusted
 from meshd.links.wire import Message
 from meshd.vocabulary import LayerRange
 
@@ -237,9 +238,9 @@ class Loop:
 
     def _boundary(self, call: Call) -> None:
         head = call.message.head
-        layers = codec.layers_untrusted(head)
-        start = codec.integer_untrusted(head, "start", 0, 1 << 31)
-        end = codec.integer_untrusted(head, "end", start, 1 << 31)
+        layers = layers_untrusted(head)
+        start = integer_untrusted(head, "start", 0, 1 << 31)
+        end = integer_untrusted(head, "end", start, 1 << 31)
         found = self._sessions.get(codec.session_untrusted(head), layers)
         if found is None:
             raise NeedRows(0)
@@ -356,12 +357,12 @@ class Loop:
             self._fail(call.stream, error)
 
     def _embed(self, message: Message) -> Any:
-        n = codec.integer_untrusted(message.head, "n", 1, self._context or _MAX_STATELESS_ROWS)
+        n = integer_untrusted(message.head, "n", 1, self._context or _MAX_STATELESS_ROWS)
         return self._stage.embed(ids_untrusted(message.body, n, self._stage.vocab_size))
 
     def _forward(self, message: Message) -> Any:
-        layers = codec.layers_untrusted(message.head)
-        n = codec.integer_untrusted(message.head, "n", 1, self._context or _MAX_STATELESS_ROWS)
+        layers = layers_untrusted(message.head)
+        n = integer_untrusted(message.head, "n", 1, self._context or _MAX_STATELESS_ROWS)
         self._check_held(layers)
         if message.head.get("embedded") is True:
             return self._stage.forward(
@@ -373,5 +374,5 @@ class Loop:
         if self._stage.layers.end != self._ends:
             raise RangeNotHeld("the model's head is not loaded here", held=self._stage.layers)
         limit = max(1, _MAX_LOGITS_BYTES // (4 * self._stage.vocab_size))
-        n = codec.integer_untrusted(message.head, "n", 1, limit)
+        n = integer_untrusted(message.head, "n", 1, limit)
         return self._stage.lm_head(residual_untrusted(message.body, n, self._stage.hidden_size, self._dtype))
