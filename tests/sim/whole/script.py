@@ -18,6 +18,7 @@ from unittest import mock
 
 import trio
 
+from meshd.inference.hash_engine import HashEngine
 from tests.sim.whole.asking import administer
 from tests.sim.whole.net import Net, Weather
 from tests.sim.whole.node import Device, SlowLoader
@@ -330,9 +331,11 @@ class Script:
 
     async def _evict(self) -> None:
         device = self._some(self.room.well)
-        sessions = getattr(device.engine, "_sessions", None) if device is not None else None
-        for session, layers in sessions.keys() if sessions is not None else ():
-            sessions.evict(session, layers)
+        engine = device.engine if device is not None else None
+        if isinstance(engine, HashEngine):
+            states = engine._sessions.keys()
+            for session, layers in states:
+                engine.evict(session, layers)
 
     # --- the end of a live run ----------------------------------------------------------------------------------------
 

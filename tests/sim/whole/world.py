@@ -59,7 +59,10 @@ class Processes(deque[Any]):
 
     def append(self, task: Any) -> None:
         aside = self._aside.get(task.context.get(NODE, "")) if self._aside else None
-        (super() if aside is None else aside).append(task)
+        if aside is None:
+            super().append(task)
+        else:
+            aside.append(task)
 
     def freeze(self, node: str) -> None:
         """SIGSTOP: what is runnable waits, and what becomes runnable too."""
