@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from meshd.errors import EngineFailed, MeshdError
 from meshd.inference import codec
+from meshd.inference.worker import pages
 from meshd.inference.worker.link import Call, WorkerLink
 from meshd.inference.worker.vitals import Vitals
 from meshd.links.wire import Message
@@ -94,6 +95,7 @@ def _load(config: codec.WorkerConfig, progress: Callable[[float], None]) -> tupl
     gc.collect()
     gc.freeze()
     _give_back()
+    pages.collapse()
     return stage, codec.Loaded(
         dtype=stage.dtype,
         arith=stage.arith,

@@ -33,6 +33,7 @@ MIN_ROWS: Final = 2
 PLAIN_ROWS: Final = 32  # for products that are no module of their own
 _LADDER: Final = ((2, (2,)), (8, (3, 5, 8)), (32, (17, 31, 32)), (64, (33, 48, 64)), (128, (65, 100, 128)))
 _SAMPLE_WEIGHTS: Final = 1 << 24  # a trial's matrix is cut to this many weights
+_SAMPLE_OUTPUTS: Final = 256
 _PROMPT: Final = 70
 _ANSWER: Final = 4
 
@@ -71,12 +72,16 @@ def steady_rows(linear: nn.Module) -> int:
     into = int(linear.in_features)
     out = max(1, min(int(linear.out_features), _SAMPLE_WEIGHTS // into))
     source = torch.Generator().manual_seed(11)
-    half = torch.randn(out, into // 2, generator=source)
-    model = nn.Linear(into, out, bias=linear.bias is not None, dtype=torch.bfloat16)
-    with torch.no_grad():
-        model.weight.zero_()[:, : 2 * (into // 2)] = torch.cat([half, half], 1)
-        if model.bias is not None:
-            model.bias.zero_()
+    # as many outputs as the real one has, since kernels are chosen by size, but of a few different ones: drawing is slow
+    half = torch.randn(min(out, _SAMPLE_OUTPUTS), into // 2, generator=source).to(torch.bfloat16)
+    model = nn.Linear(1, 1, bias=False)
+    model.out_features, model.in_features = out, into
+    weight = torch.zeros(out, into, dtype=torch.bfloat16)
+    for part in weight.split(_SAMPLE_OUTPUTS):
+        part[:, : 2 * (into // 2)] = torch.cat([half, half], 1)[: len(part)]
+    model.weight = nn.Parameter(weight, requires_grad=False)
+    if linear.bias is not None:
+        model.bias = nn.Parameter(torch.zeros(out, dtype=torch.bfloat16), requires_grad=False)
     run = model if isinstance(linear, nn.Linear) else type(linear)(model)
     rows = torch.randn(128, into // 2, generator=source)
     x = torch.zeros(128, into, dtype=torch.bfloat16)

@@ -9,6 +9,7 @@ nor company changes a bit of a result:
 KV lengths are rounded up to 64, starts of sliding windows down to 64. Measured on CPU in bf16: with a mask and such lengths
 `scaled_dot_product_attention` gives a row the same bits whatever stands beside it; without a mask, or with odd lengths, it does
 not, and block sizes of 8 do not hold either. Soft caps and sinks take plain matrix products of fixed shapes instead.
+Masks are added to the scores (0 or -inf): of a boolean one the operator would make such a one in every layer.
 
 transformers builds no masks for an attention function it has no mask function for; this module makes its own.
 """
@@ -90,18 +91,19 @@ class Layout:
     def __init__(self, segments: Sequence[Segment], idle: int = 0) -> None:
         self.segments = segments
         self.idle = idle
-        self._calls: dict[int | None, list[Call]] = {}
+        self._calls: dict[tuple[int | None, torch.dtype], list[Call]] = {}
 
     def positions(self) -> torch.Tensor:
         """``[1, sum T]`` absolute positions."""
         rows = [torch.arange(s.start, s.end) for s in self.segments]
         return torch.cat([*rows, torch.zeros(self.idle, dtype=torch.long)])[None]
 
-    def calls(self, window: int | None) -> list[Call]:
-        """The attention calls of a layer that sees ``window`` positions back (None: all)."""
-        found = self._calls.get(window)
+    def calls(self, window: int | None, dtype: torch.dtype) -> list[Call]:
+        """The attention calls of a layer that sees ``window`` positions back (None: all) and computes in ``dtype``."""
+        found = self._calls.get((window, dtype))
         if found is None:
-            found = self._calls[window] = list(_grouped(call for s in self.segments for call in _calls(s, window)))
+            calls = (call for s in self.segments for call in _calls(s, window, dtype))
+            found = self._calls[window, dtype] = list(_grouped(calls))
         return found
 
 
@@ -123,7 +125,7 @@ def _grouped(calls: Iterable[BlockCall | RowCall]) -> Iterator[Call]:
             yield GroupCall(tuple(call.state for call in group), where, group[0].keys, mask)
 
 
-def _calls(segment: Segment, window: int | None) -> Iterator[BlockCall | RowCall]:
+def _calls(segment: Segment, window: int | None, dtype: torch.dtype) -> Iterator[BlockCall | RowCall]:
     cut = min(max(segment.prompt_len, segment.start), segment.end)
     shift = segment.offset - segment.start
     for block in range(segment.start // BLOCK, -(-cut // BLOCK)):
@@ -133,7 +135,7 @@ def _calls(segment: Segment, window: int | None) -> Iterator[BlockCall | RowCall
         grid = torch.arange(block * BLOCK, (block + 1) * BLOCK)
         keys = slice(_first_key(block * BLOCK, window), _round_up((block + 1) * BLOCK))
         yield BlockCall(
-            segment.state, slice(low + shift, high + shift), low - block * BLOCK, keys, _mask(grid, keys, window)
+            segment.state, slice(low + shift, high + shift), low - block * BLOCK, keys, _mask(grid, keys, window, dtype)
         )
     low = cut
     while low < segment.end:
@@ -143,7 +145,7 @@ def _calls(segment: Segment, window: int | None) -> Iterator[BlockCall | RowCall
         if window is not None:
             high = min(high, first + GRAIN_TOKENS + window - 1)
         keys = slice(first, _round_up(low + 1))
-        mask = _mask(torch.arange(low, high), keys, window)[:, None, None]
+        mask = _mask(torch.arange(low, high), keys, window, dtype)[:, None, None]
         yield RowCall(segment.state, slice(low + shift, high + shift), keys, mask)
         low = high
 
@@ -156,10 +158,12 @@ def _first_key(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position - window + 1) // GRAIN_TOKENS * GRAIN_TOKENS
 
 
-def _mask(queries: torch.Tensor, keys: slice, window: int | None) -> torch.Tensor:
+def _mask(queries: torch.Tensor, keys: slice, window: int | None, dtype: torch.dtype) -> torch.Tensor:
     key = torch.arange(keys.start, keys.stop)[None]
-    mask = key <= queries[:, None]
-    return mask if window is None else mask & (key > queries[:, None] - window)
+    seen = key <= queries[:, None]
+    if window is not None:
+        seen &= key > queries[:, None] - window
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
 class PackedCache(Cache):
@@ -241,16 +245,15 @@ def serve(layout: Layout, layer: int, rows: torch.Tensor, out: torch.Tensor, rec
     """Fill ``out`` ``[T, heads, value_dim]`` for the queries ``rows`` ``[T, heads, head_dim]`` of the layout's ``layer``."""
     if layout.idle:
         out[-layout.idle :] = 0
-    for call in layout.calls(recipe.window):
+    for call in layout.calls(recipe.window, rows.dtype):
         if isinstance(call, GroupCall):
             out[call.rows] = _group(call, layer, rows[call.rows], recipe)
             continue
         part = rows[call.rows]
-        keys, values = call.state.layer(layer)[:, :, call.keys]
         if isinstance(call, BlockCall):
-            out[call.rows] = _block(call, part, keys, values, recipe)
+            out[call.rows] = answer_block(call, layer, part, recipe)
         else:
-            out[call.rows] = _rows(call, part, keys, values, recipe)
+            out[call.rows] = _rows(call, layer, part, recipe)
 
 
 def _group(call: GroupCall, layer: int, part: torch.Tensor, recipe: Recipe) -> torch.Tensor:
@@ -287,10 +290,10 @@ def attend(
     return out[:n]
 
 
-def _block(
-    call: BlockCall, part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, recipe: Recipe
-) -> torch.Tensor:
+def answer_block(call: BlockCall, layer: int, part: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """What the queries ``part`` ``[rows, heads, head_dim]`` of one block see in the session's ``layer``-th layer."""
     n = len(part)
+    keys, values = call.state.layer(layer)[:, :, call.keys]
     if n < BLOCK:
         whole = part.new_zeros(BLOCK, *part.shape[1:])
         whole[call.inside : call.inside + n] = part
@@ -309,8 +312,9 @@ def _block(
     return result[call.inside : call.inside + n]
 
 
-def _rows(call: RowCall, part: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+def _rows(call: RowCall, layer: int, part: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     n = len(part)
+    keys, values = call.state.layer(layer)[:, :, call.keys]
     if recipe.written_out:
         # one by one: a matrix product's bits may depend on how many rows it has
         each = [_explicit(part[i : i + 1], keys, values, call.mask[i, 0], recipe) for i in range(n)]
@@ -338,7 +342,7 @@ def _explicit(
     scores = (torch.bmm(query, keys.transpose(1, 2)) * recipe.scale).view(heads, n, -1)
     if recipe.softcap is not None:
         scores = torch.tanh(scores / recipe.softcap) * recipe.softcap
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(mask < 0, torch.finfo(scores.dtype).min)
     if recipe.sinks is not None:
         scores = torch.cat([scores, recipe.sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, n, 1)], -1)
     weights = scores.softmax(-1, dtype=torch.float32).to(part.dtype)[..., : keys.shape[1]]

@@ -15,57 +15,58 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from meshd.inference.worker.attention import Layout, Recipe, serve
+from meshd.inference.worker.attention import Layout, Recipe
 from meshd.inference.worker.linears import linears
 from meshd.inference.worker.skeleton import Skeleton
+from meshd.inference.worker.uniform import Shape, UniformStep
 from meshd.vocabulary import LayerRange
 
 FAMILY: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
+ARITHMETIC: Final = "fused 2"  # a part of the arithmetic's name: another one when these layers round elsewhere
+_TABLE_STEP: Final = 1024
+
 Make = Callable[[nn.Linear], nn.Module | None]
+Run = Callable[[torch.Tensor, int, UniformStep, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class FusedLayer(nn.Module):
     """One decoder layer. The two fused products stand beside the layer's own o and down projections."""
 
-    def __init__(self, layer: Any, head_dim: int, make: Make) -> None:
+    def __init__(self, layer: Any, shape: Shape, make: Make) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        self.head_dim = head_dim
-        self.heads = attention.q_proj.out_features // head_dim
-        self.groups = attention.k_proj.out_features // head_dim
+        self.shape = shape
         self.middle = mlp.gate_proj.out_features
         self.qkv = _made(make, attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = _made(make, attention.o_proj)
         self.gate_up = _made(make, mlp.gate_proj, mlp.up_proj)
         self.down = _made(make, mlp.down_proj)
-        self.norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        self.head_norms = [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+        self.norms = Norm.of(layer.input_layernorm), Norm.of(layer.post_attention_layernorm)
+        self.head_norm = _head_norm(attention, shape) if hasattr(attention, "q_norm") else None
         window = getattr(attention, "sliding_window", None)
         if not hasattr(attention, "sliding_window") and attention.config.model_type == "mistral":
             window = attention.config.sliding_window  # Mistral's layers ask their config at each step
         self.recipe = Recipe(attention.scaling, window=window)
 
-    def forward(
-        self, x: torch.Tensor, number: int, layout: Layout, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
-        """``x`` ``[T, hidden]`` through the layer; ``number`` is where the sessions keep its KV."""
-        rows = len(x)
-        turned = self.heads + self.groups
-        qkv = self.qkv(_norm(x, self.norms[0])).view(rows, turned + self.groups, self.head_dim)
-        queries_keys = qkv[:, :turned]
-        if self.head_norms:
-            parts = queries_keys.split([self.heads, self.groups], 1)
-            queries_keys = torch.cat([_norm(part, norm) for part, norm in zip(parts, self.head_norms, strict=True)], 1)
-        turned_rows = _turn(queries_keys, cos, sin)
-        both = torch.stack((turned_rows[:, self.heads :], qkv[:, turned:])).transpose(1, 2)
-        for s in layout.segments:
-            s.state.put_both(number, s.start, both[:, :, s.offset : s.offset + s.n])
-        mixed = x.new_empty(rows, self.heads, self.head_dim)
-        serve(layout, number, turned_rows[:, : self.heads], mixed, self.recipe)
-        x = x + self.out(mixed.view(rows, -1))
-        gate, up = self.gate_up(_norm(x, self.norms[1])).split(self.middle, 1)
-        return x + self.down(functional.silu(gate) * up)
+    def bound(self) -> Run:
+        """The layer as a function: a module asks for its parts by name at each call, which costs as much as the small
+        operators themselves."""
+        shape, middle, recipe, head_norm = self.shape, self.middle, self.recipe, self.head_norm
+        qkv, out, gate_up, down = (part.run for part in (self.qkv, self.out, self.gate_up, self.down))
+        before, between = self.norms
+        all_heads = shape.heads + 2 * shape.groups
+
+        def run(x: torch.Tensor, number: int, step: UniformStep, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            rows = qkv(before(x)).view(-1, all_heads, shape.width)
+            if head_norm is not None:
+                asking, values = rows.split((shape.heads + shape.groups, shape.groups), 1)
+                rows = torch.cat((head_norm(asking), values), 1)
+            x = out(step.mix(number, _turn(rows, cos, sin), recipe)).add_(x)
+            gate, up = gate_up(between(x)).split(middle, 1)
+            return down(functional.silu(gate).mul_(up)).add_(x)
+
+        return run
 
 
 class FusedLayers(nn.Module):
@@ -74,13 +75,16 @@ class FusedLayers(nn.Module):
     def __init__(self, skeleton: Skeleton, make: Make) -> None:
         super().__init__()
         config = skeleton.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        attention = skeleton.layers[0].self_attn
+        self.shape = Shape(attention.q_proj.out_features // width, attention.k_proj.out_features // width, width)
         self.held = skeleton.held
-        self.layers = nn.ModuleList(FusedLayer(layer, head_dim, make) for layer in skeleton.layers)
-        self._rotary = skeleton.decoder.rotary_emb
+        self.layers = nn.ModuleList(FusedLayer(layer, self.shape, make) for layer in skeleton.layers)
         self._embedding = skeleton.decoder.embed_tokens if skeleton.first else None
-        self._norm = skeleton.decoder.norm if skeleton.last else None
+        self._norm = Norm.of(skeleton.decoder.norm) if skeleton.last else None
         self.head = _made(make, skeleton.model.get_output_embeddings()) if skeleton.last else None
+        self._runs = [layer.bound() for layer in self.layers]
+        self._angles = Angles(skeleton.decoder.rotary_emb, self.shape, skeleton.torch_dtype)
 
     def release(self, skeleton: Skeleton) -> None:
         """Let go of the weights that the modules no longer need."""
@@ -91,19 +95,69 @@ class FusedLayers(nn.Module):
     def residual(self, layers: LayerRange, rows: torch.Tensor, layout: Layout) -> torch.Tensor:
         """``rows`` (ids or residuals) through ``layers``: the residual after them."""
         x = rows if rows.is_floating_point() or self._embedding is None else self._embedding(rows)
-        cos, sin = self._rotary(x, layout.positions())
-        half = sin.shape[-1] // 2
-        sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)[:, None]
-        cos = cos[0][:, None]
-        for number in range(len(layers)):
-            x = self.layers[layers.start - self.held.start + number](x, number, layout, cos, sin)
+        cos, sin = self._angles.at(layout.positions()[0])
+        step = UniformStep(layout, self.shape, x.dtype)
+        first = layers.start - self.held.start
+        for number, run in enumerate(self._runs[first : first + len(layers)]):
+            x = run(x, number, step, cos, sin)
         return x
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Final norm and head of residual ``rows``."""
-        if self.head is None:
+        if self.head is None or self._norm is None:
             raise LookupError("the head is not held here")
-        return self.head(_norm(rows, self._norm))
+        return self.head(self._norm(rows))
+
+
+class Norm:
+    """An RMS norm in four operators: a row over the root of its squared length, epsilon being part of it, times the weight.
+    Rounds once, at the end."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        width = weight.shape[-1]
+        self._weight = weight.detach().float() * width**0.5
+        self._least = torch.tensor((width * epsilon) ** 0.5)
+
+    @classmethod
+    def of(cls, module: Any) -> Norm:
+        """What transformers' ``module`` computes."""
+        return cls(module.weight, module.variance_epsilon)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        length = torch.hypot(torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32), self._least)
+        return torch.mul(torch.div(x, length), self._weight).to(x.dtype)
+
+
+class Angles:
+    """Rotary cosines and sines of all positions met so far, as the architecture's own module computes them."""
+
+    def __init__(self, rotary: Any, shape: Shape, dtype: torch.dtype) -> None:
+        self._rotary = rotary
+        self._shape = shape
+        self._like = torch.zeros(1, dtype=dtype)
+        self._table = torch.empty(0, 2, shape.width, dtype=dtype)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For every head of q, k and v ``[T, heads + 2 * groups, width]``: values turn by nothing. The sign of the swapped
+        half is already in the sine."""
+        longest = int(positions.max()) + 1
+        if longest > len(self._table):
+            self._grow(longest)
+        shape = self._shape
+        cos, sin = self._table.index_select(0, positions).unbind(1)
+        turning = (-1, shape.heads + shape.groups, -1)
+        still = torch.ones(len(positions), shape.groups, shape.width, dtype=cos.dtype)
+        return (
+            torch.cat((cos[:, None].expand(turning), still), 1),
+            torch.cat((sin[:, None].expand(turning), torch.zeros_like(still)), 1),
+        )
+
+    def _grow(self, longest: int) -> None:
+        end = -(-longest // _TABLE_STEP) * _TABLE_STEP
+        cos, sin = self._rotary(self._like, torch.arange(len(self._table), end)[None])
+        half = self._shape.width // 2
+        sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        self._table = torch.cat((self._table, torch.stack((cos[0], sin), 1)))
 
 
 def fits(skeleton: Skeleton) -> bool:
@@ -142,11 +196,15 @@ def _made(make: Make, *parts: Any) -> nn.Module:
     return made
 
 
-def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
-    return functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+def _head_norm(attention: Any, shape: Shape) -> Norm:
+    """One norm over the heads of queries and keys, each with its own weight."""
+    q, k = attention.q_norm, attention.k_norm
+    if q.variance_epsilon != k.variance_epsilon:
+        raise NotImplementedError("queries and keys are normed with different epsilons")
+    weight = torch.cat((q.weight.detach().expand(shape.heads, -1), k.weight.detach().expand(shape.groups, -1)))
+    return Norm(weight, q.variance_epsilon)
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions; the sign of the swapped half is already in ``sin``."""
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), -1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

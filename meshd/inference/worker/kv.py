@@ -101,13 +101,17 @@ class SessionState:
 
 
 class PackedState(SessionState):
-    """KV as one ``[2, heads, capacity, head_dim]`` buffer per layer; sliding layers keep all of it, so that any cut is exact."""
+    """KV as one ``[2, heads, capacity, head_dim]`` buffer per layer; sliding layers keep all of it, so that any cut is exact.
 
-    __slots__ = ("buffers",)
+    Where all layers are of one shape and run together, the buffers are parts of one, ``whole``.
+    """
+
+    __slots__ = ("buffers", "whole")
 
     def __init__(self, layers: LayerRange, *, logs: bool, token_bytes: int = 0) -> None:
         super().__init__(layers, logs=logs, token_bytes=token_bytes)
         self.buffers: list[torch.Tensor | None] = [None] * len(layers)
+        self.whole: torch.Tensor | None = None
 
     def put(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write ``[heads, n, head_dim]`` at position ``start`` of the sub-range's ``layer``-th layer."""
@@ -116,17 +120,31 @@ class PackedState(SessionState):
         held[0, :, start:end] = keys
         held[1, :, start:end] = values
 
-    def put_both(self, layer: int, start: int, both: torch.Tensor) -> None:
-        """`put` of keys and values that already stand together, ``[2, heads, n, head_dim]``."""
-        end = start + both.shape[2]
-        self._room(layer, both[0], end)[:, :, start:end] = both
+    def room(self, end: int, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """One buffer for all layers, ``[layers, 2, heads, capacity, width]``, of at least ``end`` positions. For sessions
+        whose layers are all of this shape and are never given their keys one by one."""
+        old = self.whole
+        if old is not None and old.shape[3] >= end:
+            return old
+        whole = torch.zeros(len(self.layers), 2, heads, self._capacity(end), width, dtype=dtype)
+        if old is not None:
+            whole[:, :, :, : old.shape[3]] = old
+        self._adopt(whole)
+        return whole
+
+    def _adopt(self, whole: torch.Tensor) -> None:
+        self.whole = whole
+        self.buffers = list(whole.unbind(0))
 
     def copy_from(self, source: SessionState, tokens: int) -> None:
         if not isinstance(source, PackedState):
             raise TypeError("states of one stage are of one kind")
         super().copy_from(source, tokens)
         capacity = self._capacity(tokens)
-        self.buffers = [held if held is None else _copy(held, 2, tokens, capacity) for held in source.buffers]
+        if source.whole is not None:
+            self._adopt(_copy(source.whole, 3, tokens, capacity))
+        else:
+            self.buffers = [held if held is None else _copy(held, 2, tokens, capacity) for held in source.buffers]
 
     def layer(self, layer: int) -> torch.Tensor:
         """The buffer of the sub-range's ``layer``-th layer: keys are ``[0]``, values ``[1]``."""

@@ -38,9 +38,11 @@ class PrepackedLinear(nn.Module):
         self.rows = UNLIMITED
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, self.in_features)
-        out = self.product(flat) if len(flat) <= self.rows else in_blocks(self.product, flat, self.rows)
-        return out.view(*x.shape[:-1], self.out_features)
+        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+    def run(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
+        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
 
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
@@ -64,9 +66,11 @@ class Int8Linear(nn.Module):
         self.rows = UNLIMITED
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, self.in_features)
-        out = self.product(flat) if len(flat) <= self.rows else in_blocks(self.product, flat, self.rows)
-        return out.view(*x.shape[:-1], self.out_features)
+        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+    def run(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
+        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
 
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
@@ -84,9 +88,11 @@ class BlockedLinear(nn.Linear):
         self.rows = UNLIMITED
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, self.in_features)
-        out = self.product(flat) if len(flat) <= self.rows else in_blocks(self.product, flat, self.rows)
-        return out.view(*x.shape[:-1], self.out_features)
+        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+    def run(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
+        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
 
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""

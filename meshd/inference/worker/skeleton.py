@@ -18,10 +18,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from meshd.errors import ModelRefused
+from meshd.inference.worker import lean
 from meshd.inference.worker.placement import AFTER_LAYERS, BEFORE_LAYERS, Anatomy, Placed, anatomy, place, unloaded
 from meshd.inference.worker.weights import Checkpoint
 from meshd.vocabulary import LayerRange
@@ -141,7 +143,8 @@ def _blank(config: Any, dtype: torch.dtype) -> Any:
     else:
         raise ModelRefused(f"{config.model_type} is not a causal language model that this engine knows")
     try:
-        with torch.device("meta"):
+        # nothing is to be initialised: even without memory that takes a second
+        with lean.without_algebra(), no_init_weights(), torch.device("meta"):
             model = factory.from_config(config, dtype=dtype, trust_remote_code=False)
     except (ValueError, TypeError, KeyError, ImportError) as error:
         raise ModelRefused(f"{config.model_type}: {str(error).splitlines()[0]}") from None

@@ -300,7 +300,7 @@ class Stage:
         else:
             return "plain"
         if self.packs and self._fuse(make):
-            return f"fused {path}"
+            return f"{fused.ARITHMETIC} {path}"
         return path if linears.swap(model, make) else "plain"
 
     def _count_private(self) -> int:
