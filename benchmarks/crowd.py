@@ -26,7 +26,7 @@ from meshd.vocabulary import ModelSpec
 MODEL = "smollm2-135m"
 PEOPLE, STREAMS = 32, 640
 REQUESTS = 64  # different ones: each stream draws one of them
-PROMPT_TOKENS, TOKENS = 24, 12
+PROMPT_TOKENS, TOKENS = 16, 8
 WAVES, WAVE = 4, 125
 STAYS_S = 1.0  # the longest that a vanishing client stays
 READY_S, GONE_S = 180, 30.0
@@ -40,8 +40,8 @@ def run() -> None:
         room.add("n1", "--layers", f"0..{half}", "--capacity-mb", "1500")
         room.add("n2", "--layers", f"{half}..{spec.num_layers}", "--capacity-mb", "1500")
         room.wait(nodes=2, timeout_s=READY_S)
-        trio.run(_equal, recorder, room.nodes["n1"], spec)
         trio.run(_vanish, recorder, room, spec)
+        trio.run(_equal, recorder, room.nodes["n1"], spec)
 
 
 async def _equal(recorder: Recorder, node: Node, spec: ModelSpec) -> None:
