@@ -127,9 +127,17 @@ def status_table(document: Mapping[str, Any]) -> RenderableType:
     table.add_column()
     table.add_column(overflow="fold")
     for key, value in document.items():
-        shown = " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
-        if isinstance(shown, list):
-            shown = "\n".join(map(str, shown))
-        if shown not in (None, "", []):
-            table.add_row(key, str(shown))
+        if shown := _fact(key, value):
+            table.add_row(key, shown)
     return table
+
+
+def _fact(key: str, value: Any) -> str:
+    """One fact in words; "" where there is nothing to say."""
+    if value is None:
+        return ""
+    if key == "layers":
+        return _layers(value)
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={item}" for name, item in value.items())
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
