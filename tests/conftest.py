@@ -17,7 +17,7 @@ ROOMS = frozenset({"daemon", "netns"})
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What `pytest -n` may run side by side: files; but rooms of daemons are one group, because two rooms at once would take each
     other's processors and judge each other slow. The longest come first, so that no worker is left alone at the end."""
-    items.sort(key=lambda item: (not _marked(item, ROOMS), not _marked(item, {"torch"})))
+    items.sort(key=lambda item: (not _marked(item, ROOMS), not (_marked(item, {"torch"}) or "sim" in item.path.parts)))
     for item in items:
         item.add_marker(pytest.mark.xdist_group("rooms" if _marked(item, ROOMS) else str(item.path)))
 
