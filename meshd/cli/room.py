@@ -35,8 +35,9 @@ notes = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 
 
 def state_dir(given: Path | None) -> Path:
-    """The folder a command works on."""
-    return given if given is not None else default_state_dir()
+    """The folder a command works on: the given one, MESHD_STATE_DIR, else the platform's."""
+    told = given or os.environ.get("MESHD_STATE_DIR")
+    return Path(told).expanduser() if told else default_state_dir()
 
 
 def connect(urls: Iterable[str] | None, *, timeout_s: float = 60.0) -> Client:
