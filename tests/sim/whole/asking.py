@@ -82,6 +82,7 @@ class Attempt:
     ended: bool = False
     wrong: str = ""
     route: list[Mapping[str, Any]] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
 
     async def run(self) -> None:
         """Until the entry has answered or is gone, or is silent and hangs."""
@@ -146,6 +147,7 @@ class Attempt:
         self.heard_at = trio.current_time()
         if "error" in event:
             self.error, self.message = event["error"]["code"], event["error"]["message"]
+            self.missing = [(start, end) for start, end in event["error"].get("missing", ())]
         elif "finish_reason" in event:
             self.wish.final = event
         elif "tokens" in event:

@@ -126,6 +126,10 @@ class Net:
                 if end.held and which(end):
                     self._at(trio.current_time() + self._rng.uniform(0.05, 2.0), self._retransmit, end)
 
+    def touched(self, host: str) -> bool:
+        """Whether a way from or to it is cut."""
+        return any(host in pair for pair in self._cut)
+
     def passes(self, source: str, to: str) -> bool:
         return (source, to) not in self._cut and not self._off & {source, to}
 

@@ -7,6 +7,7 @@ run and is said in ``broken``.
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ MODEL: Final = f"hash:{LAYERS},layer_mb={LAYER_MB},step_ms=12"
 WHOLE: Final = LayerRange(0, LAYERS)
 HOLD_S: Final = 60.0  # a promise to stay outlives nobody: who promised may have died since
 DISHONEST: Final = ("unproven", "bad_rows", "quarantine", "refuse", "overclaim", "conflict")  # all of them are honest
+KNOWN_S: Final = 15.0  # who has been there undisturbed for so long is known, proven and forgiven everywhere
+MILD: Final = 0.05  # loss under which nobody is taken for dead
 OVERDUE_S: Final = 1.0
 
 
@@ -42,6 +45,7 @@ class Room:
         self.broken = ""
         self.took: list[tuple[float, str]] = []  # when a node began to take a range, and which
         self._dice, self._home = dice, home
+        self._steady: dict[str, tuple[object, float]] = {}  # what a device is like, since when
         self._died: list[tuple[float, LayerRange]] = []
         self.over = trio.CancelScope()
 
@@ -157,6 +161,37 @@ class Room:
             if not any(h.start <= i < h.end for h in held):
                 yield i
 
+    async def watch(self) -> None:
+        """Notice who is undisturbed, until cancelled."""
+        while True:
+            now, mild = trio.current_time(), self.net.weather.loss <= MILD
+            for device in self.devices.values():
+                daemon = device.daemon
+                fine = mild and daemon is not None and device.well and not self.net.touched(device.name)
+                state: object = None
+                if fine and daemon is not None and not daemon.draining and device.engine is not None:
+                    state = (device.since, device.layers, device.engine.info.generation)
+                elif fine:
+                    state = device.since
+                if state is None or self._steady.get(device.name, (None, 0.0))[0] != state:
+                    self._steady[device.name] = (state, now)
+            await trio.sleep(0.5)
+
+    def _steady_s(self, device: Device) -> float:
+        _, since = self._steady.get(device.name, (None, math.inf))
+        return trio.current_time() - max(since, device.since)
+
+    def _denied(self, attempt: Attempt) -> str:
+        """Who holds, undisturbed for long, what an undisturbed entry says that nobody holds."""
+        if attempt.error != "stage_unavailable" or self._steady_s(attempt.entry) < KNOWN_S:
+            return ""
+        for start, end in attempt.missing:
+            for device in self.honest:
+                held = device.layers
+                if held is not None and held.start <= start and end <= held.end and self._steady_s(device) >= KNOWN_S:
+                    return f"{device.name} has held {held} for {self._steady_s(device):.1f} s"
+        return ""
+
     def judge(self, attempt: Attempt) -> None:
         """After an entry's try."""
         now, wish = trio.current_time(), attempt.wish
@@ -167,6 +202,8 @@ class Room:
             self.fail(f"wish {wish.number} at {attempt.entry.name}: {late:.1f} s past its deadline")
         if attempt.error and attempt.error not in HONEST:
             self.fail(f"wish {wish.number} at {attempt.entry.name}: {attempt.error}: {attempt.message}")
+        if denied := self._denied(attempt):
+            self.fail(f"wish {wish.number} at {attempt.entry.name}: {attempt.message}, but {denied}")
         if wish.final is not None and (wish.got != wish.want or wish.final["finish_reason"] != "length"):
             self.fail(f"wish {wish.number} ended as {wish.final} with {wish.got}, wanted {wish.want}")
         if attempt.ended and not attempt.error and wish.final is None:

@@ -110,6 +110,7 @@ class Script:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self.net.run)
+                self._nursery.start_soon(self.room.watch)
                 with self.room.over:
                     await self._play()
                 self.ended_at = trio.current_time()
@@ -327,6 +328,7 @@ class Script:
         if device is not None and device.engine is not None:
             self.room.note(device.name, "loses its engine")
             self.room.lost(device)
+            device.since = trio.current_time()
             await device.engine.aclose()
 
     async def _evict(self) -> None:
