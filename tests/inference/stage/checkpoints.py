@@ -145,16 +145,18 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def reference(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """Write the checkpoint ``name`` into ``folder`` and return the whole model."""
+def reference(
+    name: str, folder: Path, dtype: torch.dtype = torch.float32, *, noise: float = 0.05, seed: int = 0, **changes: Any
+) -> Any:
+    """Write the checkpoint ``name`` into ``folder`` and return the whole model. Without ``noise`` its weights are as new."""
     kind, settings = {**PACKED, **SINGLE}[name]
     config_class = CONFIG_MAPPING[kind]
     common = {} if settings is _GPT2 else _COMMON
     config = config_class(**{**common, **settings, **changes})
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases, sinks and norms too: what is 0 or 1 hides mistakes
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * noise)
     model.save_pretrained(folder, max_shard_size="40KB")
     return model

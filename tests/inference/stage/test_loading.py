@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,23 @@ def test_an_architecture_that_packing_does_not_fit_is_found_out(
     ids = some_ids(12, VOCABULARY)
     chain = Chain([stage])
     torch.testing.assert_close(chain.walk(chain.session(9), ids, [9, 3]), whole(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mixtral", "gemma3"])
+def test_new_weights_in_bf16_are_packed_and_a_lost_cache_is_still_noticed(tmp_path: Path, name: str) -> None:
+    """What untrained layers add to a residual is less than the rounding of residuals of any size."""
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        reference(name, folder, torch.bfloat16, noise=0.0, seed=seed)
+        for layers in (LayerRange(0, 2), LayerRange(1, 3)):
+            stage = Stage(folder, layers)
+            assert (stage.packs, stage.warnings) == (True, [])
+
+            def forgets(layers: LayerRange, rows: torch.Tensor, ends: Sequence[int], stage: Stage = stage) -> Any:
+                parts = zip([0, *ends[:-1]], ends, strict=True)
+                return torch.cat([stage._chunks(layers, rows[start:end], [end - start]) for start, end in parts])
+
+            assert not packing.agrees(stage._passes, forgets)
 
 
 def test_frequencies_that_follow_the_longest_session_are_not_packed(tmp_path: Path) -> None:
