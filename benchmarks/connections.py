@@ -44,7 +44,7 @@ class _Crowd:
         while True:
             try:
                 await self._hold(slow)
-            except (OSError, trio.BrokenResourceError):
+            except* (OSError, trio.BrokenResourceError):
                 self.dropped += 1
             await trio.sleep(rng.uniform(*AGAIN_S))
 
