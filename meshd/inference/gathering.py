@@ -26,7 +26,7 @@ from typing import Final
 SHARE: Final = 0.1  # of a step: the most that is waited
 QUIET: Final = 0.03  # of a step: a batch that has brought nobody for so long is complete
 RECENT: Final = 3  # ticks
-COMPANY: Final = 4.0  # steps: who has not decoded for so long is gone
+COMPANY: Final = 4.0  # steps: who has not decoded in the last ticks, or for so long since, is gone
 NEWEST: Final = 0.2
 _MOST_ANSWERED: Final = 1024
 
@@ -39,7 +39,7 @@ class Gathering:
         self._answered: dict[Hashable, float] = {}
         self._return_s: float | None = None
         self._step_s: float | None = None
-        self._ended = self._decoded = float("-inf")  # the last tick, and the last in which somebody decoded
+        self._ended = float("-inf")
         self._first = self._newest = float("-inf")  # of the steps that came since
 
     @property
@@ -49,7 +49,7 @@ class Gathering:
 
     def in_company(self, now: float) -> bool:
         """True while somebody decodes, be it that none of their steps is here at this instant."""
-        return self._step_s is not None and now - self._decoded <= COMPANY * self._step_s
+        return any(self._ticks) and self._step_s is not None and now - self._ended <= COMPANY * self._step_s
 
     def arrived(self, session: Hashable, at: float) -> None:
         """A decode step came."""
@@ -63,10 +63,8 @@ class Gathering:
         """A tick is over in which these sessions decoded. ``alone``: no chunk of a long run was in it."""
         self._ticks.append(frozenset(sessions))
         self._ended = now
-        if sessions:
-            self._decoded = now
-            if alone:
-                self._step_s = _newer(self._step_s, took_s)
+        if sessions and alone:
+            self._step_s = _newer(self._step_s, took_s)
         for session in sessions:
             self._answered[session] = now
         while len(self._answered) > _MOST_ANSWERED:  # ended ones never come back

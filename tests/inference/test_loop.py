@@ -181,6 +181,25 @@ def test_what_waits_runs_together_and_rows_come_back_to_whom_they_belong() -> No
     assert bench.ran(b).batch == 2
 
 
+def test_a_prompt_beside_somebody_who_decodes_takes_small_chunks() -> None:
+    bench = Bench(prefill_rows=128)
+    bench.stage.clock, bench.stage.ms_per_row = bench, 1.0
+    bench.run("first", 0, [1] * 160)
+    bench.turns(2)
+    assert bench.stage.batches == [[128], [32]], "nobody decodes yet"
+    bench.run("decoder", 0, [5])
+    bench.turns()
+    bench.run("second", 0, [1] * 288, prompt_len=288)
+    for position in range(1, 6):
+        bench.run("decoder", position, [5], prompt_len=1)
+        bench.turns(position % 2 + 1)  # sometimes its next step is not here yet
+    chunks = [max(batch) for batch in bench.stage.batches[3:]]
+    assert set(chunks) == {32}
+    bench.now += 1.0  # the decoder has gone
+    bench.turns()
+    assert bench.stage.batches[-1] == [288 - 32 * len(chunks)]
+
+
 def test_a_long_run_is_computed_in_chunks_and_answered_once() -> None:
     bench = Bench(prefill_rows=32)
     ids = [i % 12 for i in range(100)]

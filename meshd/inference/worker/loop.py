@@ -148,8 +148,10 @@ class Loop:
     def _tick(self) -> int:
         """Compute what is due; how many rows of it were tokens of answers."""
         began, gathering = self._clock(), self._gathering
-        step_ms = gathering.step_s * 1e3 if gathering.step_s and gathering.in_company(began) else None
-        decoding = gathering.share(began, self._batcher.decoding)
+        waiting = self._batcher.decoding
+        company = bool(waiting) or gathering.in_company(began)
+        step_ms = gathering.step_s * 1e3 if company and gathering.step_s else None
+        decoding = gathering.share(began, waiting)
         slices = self._batcher.take(chunk_rows(self._ms_64, self._prefill_rows, step_ms), decoding)
         if not slices:
             return 0
