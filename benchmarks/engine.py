@@ -1,7 +1,9 @@
 """The engine alone against `transformers`, SmolLM2-135M, same threads, same OMP policy: one stream, and many at once.
 
-``transformers.generate`` runs in a process of its own, our engine in its worker; they take turns, and a round's ratio is of that
-round. ``ENGINE_THREADS`` (1,2), ``ENGINE_DTYPES`` (bf16,int8), ``ENGINE_SESSIONS`` (8,16).
+``transformers.generate`` runs in a process of its own, our engine in its worker. The memory of a shared host is twice as fast in
+one minute as in the next, so all take many short turns, and a ratio is the median of the rounds' ratios. A turn starts behind the
+prompt, which is computed once. ``ENGINE_THREADS`` (1,2), ``ENGINE_DTYPES`` (bf16,int8), ``ENGINE_SESSIONS`` (8,16),
+``ENGINE_ROUNDS``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
@@ -28,8 +31,8 @@ from meshd.vocabulary import SessionId
 
 MODEL = "smollm2-135m"
 PROMPT_TOKENS = 100
-TOKENS = 64
-ROUNDS = 3
+TOKENS = 12  # of one turn
+ROUNDS = 16
 IDS = [1000 + 7 * i for i in range(PROMPT_TOKENS)]
 
 _REFERENCE = """
@@ -46,8 +49,8 @@ def run(n):
 with torch.inference_mode():
     run(4)
     for line in sys.stdin:
-        one, many = run(1), run(tokens)
-        print(json.dumps((tokens - 1) / (many - one)), flush=True)
+        one, many = run(1), run(tokens + 1)
+        print(json.dumps(tokens / (many - one)), flush=True)
 """
 
 
@@ -71,12 +74,12 @@ async def _compare(record: Recorder, folder: Path, threads: int, dtype: str) -> 
             engine = await WorkerEngine.spawn(
                 nursery, folder, spec, spec.whole, generation=1, log=lambda _line: None, options=options
             )
-            ours, theirs, ratios = [], [], []
-            await _decode(engine, 1, 8)
-            for _ in range(ROUNDS):
-                theirs.append(_ask(other))
-                ours.append(await _decode(engine, 1, TOKENS))
-                ratios.append(ours[-1] / theirs[-1])
+            sizes = [int(size) for size in os.environ.get("ENGINE_SESSIONS", "8,16").split(",")]
+            crowds = [await _Crowd.started(engine, size) for size in (1, *sizes)]
+            _ask(other)
+            rounds = int(os.environ.get("ENGINE_ROUNDS", str(ROUNDS)))
+            turns = [[_ask(other), *[await crowd.turn() for crowd in crowds]] for _ in range(rounds)]
+            theirs, ours, *others = zip(*turns, strict=True)
             record.row(
                 threads=threads,
                 dtype=dtype,
@@ -84,16 +87,15 @@ async def _compare(record: Recorder, folder: Path, threads: int, dtype: str) -> 
                 deterministic=engine.info.deterministic,
                 tokens_per_s=statistics.median(ours),
                 transformers_tokens_per_s=statistics.median(theirs),
-                ratio=statistics.median(ratios),
+                ratio=_ratio(ours, theirs),
             )
-            for sessions in map(int, os.environ.get("ENGINE_SESSIONS", "8,16").split(",")):
-                together = await _decode(engine, sessions, TOKENS)
+            for size, together in zip(sizes, others, strict=True):
                 record.row(
                     threads=threads,
                     dtype=dtype,
-                    sessions=sessions,
-                    tokens_per_s=together,
-                    of_one_session=together / statistics.median(ours),
+                    sessions=size,
+                    tokens_per_s=statistics.median(together),
+                    of_one_session=_ratio(together, ours),
                 )
             await engine.aclose()
             nursery.cancel_scope.cancel()
@@ -108,23 +110,36 @@ def _ask(other: subprocess.Popen[str]) -> float:
     return float(json.loads(other.stdout.readline()))
 
 
-async def _decode(engine: WorkerEngine, sessions: int, tokens: int) -> float:
-    """Tokens per second of all sessions together, their prompts not counted."""
-    names = [SessionId(secrets.token_hex(16)) for _ in range(sessions)]  # new ones: a drop is not waited for
-    firsts = [await _step(engine, name, IDS, 0) for name in names]
+def _ratio(of: Sequence[float], to: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(of, to, strict=True))
 
-    async def one(name: SessionId, token: int) -> None:
-        for i in range(tokens - 1):
-            token = await _step(engine, name, [token], PROMPT_TOKENS + i)
 
-    began = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for name, first in zip(names, firsts, strict=True):
-            nursery.start_soon(one, name, first)
-    took = time.perf_counter() - began
-    for name in names:
-        engine.drop(name)
-    return sessions * (tokens - 1) / took
+class _Crowd:
+    """Sessions with the same prompt that decode together."""
+
+    def __init__(self, engine: WorkerEngine, names: list[SessionId], firsts: list[int]) -> None:
+        self._engine = engine
+        self._firsts = dict(zip(names, firsts, strict=True))
+
+    @classmethod
+    async def started(cls, engine: WorkerEngine, size: int) -> _Crowd:
+        names = [SessionId(secrets.token_hex(16)) for _ in range(size)]
+        crowd = cls(engine, names, [await _step(engine, name, IDS, 0) for name in names])
+        await crowd.turn()
+        return crowd
+
+    async def turn(self) -> float:
+        """Tokens per second of all together; each starts behind its prompt again."""
+
+        async def one(name: SessionId, token: int) -> None:
+            for i in range(TOKENS):
+                token = await _step(self._engine, name, [token], PROMPT_TOKENS + i)
+
+        began = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for name, first in self._firsts.items():
+                nursery.start_soon(one, name, first)
+        return len(self._firsts) * TOKENS / (time.perf_counter() - began)
 
 
 async def _step(engine: WorkerEngine, session: SessionId, ids: list[int], start: int) -> int:

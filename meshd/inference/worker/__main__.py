@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshd.inference.worker.loop import Loop
     from meshd.inference.worker.stage import Stage
 
+_KEPT_PRODUCTS = 64  # of oneDNN's, 0.6 MB each: it would keep 1024
 _NICE = 5  # the daemon's beats go before arithmetic
 _OOM_SCORE = "800"  # a lost worker is a health field, a lost daemon a lost node
 
@@ -37,6 +38,7 @@ _OOM_SCORE = "800"  # a lost worker is a health field, a lost daemon a lost node
 def main(arguments: list[str]) -> int:
     """Serve until the daemon closes the socket."""
     _step_back()
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_PRODUCTS))  # read when torch is imported
     vitals = Vitals(time.monotonic)
     # Whatever is being computed or loaded is nobody's any more, and its memory is wanted by the next worker.
     link = WorkerLink(socket.socket(fileno=int(arguments[0])), vitals.snapshot, on_end=lambda: os._exit(0))

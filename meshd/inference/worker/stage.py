@@ -68,7 +68,7 @@ class Stage:
         self._token_bytes: dict[LayerRange, int] = {}
         self._typed_caches = True
         self._fused: fused.FusedLayers | None = None
-        self._min_rows = 1
+        self._computed_rows: Callable[[int], int] = lambda rows: rows  # idle ones included
         with torch.inference_mode():
             self.packs = self._decide_packing()
             self._passes.focus(layers)
@@ -128,8 +128,8 @@ class Stage:
         if self.layers.end != self.num_layers:
             raise RangeNotHeld("the head is not held here", held=self.layers)
         n = len(rows)
-        if n < self._min_rows:
-            rows = torch.cat([rows, rows.new_zeros(self._min_rows - n, self.hidden_size)])
+        if idle := self._computed_rows(n) - n:
+            rows = torch.cat([rows, rows.new_zeros(idle, self.hidden_size)])
         if self._fused is not None:
             return self._fused.logits(rows)[:n].float()
         keep = torch.arange(len(rows))
@@ -165,7 +165,7 @@ class Stage:
     # --- packed -------------------------------------------------------------------------------------------------------
 
     def _lay_out(self, items: Sequence[Item]) -> tuple[Layout, torch.Tensor]:
-        """The step's segments and its rows, with idle rows added where one row alone would take another kernel."""
+        """The step's segments and its rows, with idle rows added where their number asks for it (see `arithmetic`)."""
         segments: list[Segment] = []
         offset = 0
         for item in items:
@@ -174,8 +174,7 @@ class Stage:
             segments.append(Segment(item.state, item.start, item.n, item.prompt_len, offset))
             offset += item.n
         rows = items[0].rows if len(items) == 1 else torch.cat([item.rows for item in items])
-        idle = max(0, self._min_rows - offset)
-        if idle:
+        if idle := self._computed_rows(offset) - offset:
             rows = torch.cat([rows, rows.new_zeros(idle, *rows.shape[1:])])
         return Layout(segments, idle), rows
 
@@ -204,7 +203,7 @@ class Stage:
     def _packed_logits(self, layers: LayerRange, items: Sequence[Item], keep: Sequence[slice]) -> list[torch.Tensor]:
         layout, rows = self._lay_out(items)
         wanted = [row for part in keep for row in range(part.start, part.stop)]
-        padded = wanted + [wanted[-1]] * (self._min_rows - len(wanted))
+        padded = wanted + [wanted[-1]] * (self._computed_rows(len(wanted)) - len(wanted))
         if self._fused is not None:
             logits = self._fused.logits(self._fused.residual(layers, rows, layout)[padded])
         else:
@@ -334,10 +333,16 @@ class Stage:
         if self._skeleton.torch_dtype != torch.bfloat16:
             self.warnings.append(f"deterministic arithmetic is off: it is for bf16 and int8, not {self.dtype}")
             return False
-        self._min_rows = arithmetic.MIN_ROWS
         self._passes.focus(self.layers)
         self.blocks = arithmetic.steady(self._skeleton.model if self._fused is None else self._fused)
+        if self.dtype != "int8":
+            self._computed_rows = arithmetic.in_few_sizes
         trouble = arithmetic.trial(self, self._skeleton)
+        if (
+            trouble and self.dtype == "int8"
+        ):  # its products are steady at one row too; what stands between them may not be
+            self._computed_rows = arithmetic.at_least_two
+            trouble = arithmetic.trial(self, self._skeleton)
         if trouble:
             self.warnings.append(f"deterministic arithmetic is off: {trouble}")
             return False

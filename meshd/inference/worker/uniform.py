@@ -102,11 +102,13 @@ class UniformStep:
         ]
         by_layer = list(zip(*held, strict=True))
 
+        rows = _as_slice(call.rows)
+
         def attend(layer: int, queries: torch.Tensor) -> None:
-            asked = queries[call.rows].view(n, shape.groups, shape.each, shape.width)
+            asked = queries[rows].view(n, shape.groups, shape.each, shape.width)
             keys, values = torch.stack(by_layer[layer], 1).unbind(0)
             seen = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=call.mask, scale=scale)
-            self._mixed[call.rows] = seen.reshape(n, shape.heads, shape.width)
+            self._mixed[rows] = seen.reshape(n, shape.heads, shape.width)
 
         return attend
 
@@ -115,3 +117,9 @@ class UniformStep:
             self._mixed[call.rows] = answer_block(call, layer, queries[call.rows], recipe)
 
         return attend
+
+
+def _as_slice(rows: torch.Tensor) -> torch.Tensor | slice:
+    """Rows that stand side by side need not be picked one by one."""
+    first, n = int(rows[0]), len(rows)
+    return slice(first, first + n) if torch.equal(rows, torch.arange(first, first + n)) else rows
