@@ -17,7 +17,7 @@ from meshd.chain.effects import Begin, Compute, Forget, HopEffect, ReadLog, Send
 from meshd.chain.hops import Failed, Held, Hops, Kept, Missing, Outcome, Rows
 from meshd.chain.messages import ChainMessage, Lost, Opened, Progress, Reply, Why
 from meshd.errors import BadTensor, Busy, MeshdError, NeedRows, RangeNotHeld
-from meshd.inference.engine import Engine, Ran, Submitting
+from meshd.inference.engine import Engine, Ran, submitting
 from meshd.vocabulary import NodeId, SessionId
 
 TICK_S: Final = 0.5  # hops' timers are seconds; only while there are sessions
@@ -119,8 +119,8 @@ class Relay:
 
     def _submit(self, job: Compute) -> bool:
         """Have the engine begin a run now; False where it needs a task."""
-        engine: object = self._engine()
-        if not isinstance(engine, Submitting):
+        engine = submitting(self._engine())
+        if engine is None:
             return False
         settled: list[Ran | MeshdError] = []
         running: list[Callable[[], None]] = []

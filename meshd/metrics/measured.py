@@ -13,7 +13,7 @@ import trio
 
 from meshd.chain.request import Chain, Event, Finished, GenerationRequest, Started, Stoppable, Tokens
 from meshd.errors import MeshdError
-from meshd.inference.engine import Engine, EngineHealth, EngineInfo, Opening, Ran, Run, Settle, Submitting
+from meshd.inference.engine import Engine, EngineHealth, EngineInfo, Opening, Ran, Run, Settle, submitting
 from meshd.metrics.instruments import Instruments
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -49,14 +49,15 @@ class MeasuredEngine:
 
     def submit(self, run: Run, settle: Settle) -> Callable[[], None] | None:
         """`Submitting`, where the engine is."""
-        if not isinstance(self._engine, Submitting):
+        engine = submitting(self._engine)
+        if engine is None:
             return None
 
         def counted(result: Ran | MeshdError) -> None:
             self._count(run, result)
             settle(result)
 
-        return self._engine.submit(run, counted)
+        return engine.submit(run, counted)
 
     def _count(self, run: Run, ran: Ran | MeshdError) -> None:
         if isinstance(ran, MeshdError):
