@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.inference.worker.loop import Loop
     from meshd.inference.worker.stage import Stage
 
-_KEPT_PRODUCTS = 64  # of oneDNN's, 0.6 MB each: it would keep 1024
+_KEPT_PRODUCTS = 48  # of oneDNN's, 0.6 MB each: it would keep 1024
 _NICE = 5  # the daemon's beats go before arithmetic
 _OOM_SCORE = "800"  # a lost worker is a health field, a lost daemon a lost node
 
