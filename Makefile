@@ -43,5 +43,5 @@ soak: .venv/ready ## the long tests (SOAK_MINUTES)
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -q -m soak $(TESTS)
 
 clean: ## forget .venv, caches and results (models stay in the store)
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results/*.jsonl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ TOP, CURVE, ROW = 54, 170, 15
 INK, FAINT = "#24292f", "#8c959f"
 STRIKES = {"reset": "#d1242f", "silence": "#bf8700", OUTAGE: "#8250df"}
 ANSWERS = {verdict.RIGHT: "#1a7f37", verdict.HONEST: "#0969da"}  # the rest is a fault
-FAULT = "#d1242f"
+FAULT = "#24292f"
 
 
 def plot(report: Report, title: str) -> str:
@@ -53,11 +53,13 @@ class _Picture:
         counts = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
         told = escape(f"{figures['requests']} requests: {counts}")
         yield f'<text x="{LEFT}" y="38" fill="{FAINT}">{told}</text>'
-        x = WIDTH - 330
+        x = WIDTH - 400
         for name, colour in STRIKES.items():
             yield f'<rect x="{x}" y="29" width="10" height="10" fill="{colour}"/><text x="{x + 14}" y="38">{name}</text>'
             x += 74
-        yield f'<circle cx="{x + 5}" cy="34" r="4" fill="{ANSWERS[verdict.HONEST]}"/><text x="{x + 14}" y="38">honest 503</text>'
+        for name, colour in ((verdict.HONEST, ANSWERS[verdict.HONEST]), ("fault", FAULT)):
+            yield f'<circle cx="{x + 5}" cy="34" r="4" fill="{colour}"/><text x="{x + 14}" y="38">{name}</text>'
+            x += 94
 
     def throughput(self) -> Iterator[str]:
         seconds = verdict.each_second(self.report.answers, self.until_s)
