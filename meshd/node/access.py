@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from meshd.api.guards import Access, ApiKey, Guards, Right, host_names, parse_key_file
 from meshd.config import Config
 from meshd.errors import LocalError
@@ -23,4 +25,6 @@ def guards_of(config: Config, ring: KeyRing | None) -> Guards:
         open_read=config.open_read,
         open_all=config.insecure_lan and not keys,
     )
-    return Guards(access, host_names([config.name, *([config.advertise.host] if config.advertise else [])]))
+    device = socket.gethostname()  # what the network calls it, whatever --name calls it
+    own = [config.name, device, device.partition(".")[0], *([config.advertise.host] if config.advertise else [])]
+    return Guards(access, host_names(own))
