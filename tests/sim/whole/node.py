@@ -165,8 +165,8 @@ class Device:
     async def run_in(self, work: Callable[[Daemon], Awaitable[None]]) -> None:
         """Work of the daemon's own for somebody outside (a request that came in). Ends with the daemon, if not before."""
         over, daemon = trio.Event(), self.daemon
-        if daemon is None or self._nursery is None:
-            return
+        if daemon is None or self._nursery is None or self._leave.is_set():
+            return  # nobody listens, or no more
 
         async def task() -> None:
             try:
