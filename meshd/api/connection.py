@@ -40,7 +40,7 @@ _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024  # each slice of a large answer has its own write deadline
 _READ_AHEAD_BYTES = 64 * 1024  # what a client may send ahead of its answer before it is cut off
 _FIRST_S = 0.25  # a client that connects has something to say
-_CROWDED_HEADER_S = 2.0  # a reserve place is for a health check, which has its head ready
+_CROWDED_HEADER_S = 2.0  # who has only a reserve place has its head ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +88,26 @@ class Connection:
     """A connection's life. `run` returns when it is over; it never raises for what a client did."""
 
     def __init__(
-        self, stream: trio.SocketStream, app: Application, limits: Limits, bodies: Budget, *, crowded: bool
+        self,
+        stream: trio.SocketStream,
+        app: Application,
+        limits: Limits,
+        bodies: Budget,
+        *,
+        place: Callable[[], Awaitable[bool]] | None,
     ) -> None:
+        """``place``: all places are taken; what to ask for one once there is a request."""
         self._stream = stream
         self._app = app
         self._limits = limits
         self._bodies = bodies
-        self._crowded = crowded
+        self._place = place
+        self.crowded = place is not None
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._client = _peer_address(stream)
         self._waiting = trio.CancelScope()
         self._finishing = False
-        self._dropped = False
+        self.dropped = False
         self._out: _Out | None = None
         self._live: trio.CancelScope | None = None
         self._first = True  # still waits for its first request
@@ -125,6 +133,11 @@ class Connection:
         return self.idle_since is not None and (not self._first or now - self.idle_since > _FIRST_S)
 
     @property
+    def waits(self) -> bool:
+        """True while it waits for its client."""
+        return self.idle_since is not None or self._due is not None
+
+    @property
     def waits_since(self) -> float:
         """Since when a spare one has been of no use."""
         return self.idle_since or self._due or 0.0
@@ -132,7 +145,7 @@ class Connection:
     def drop(self) -> None:
         """End a spare one at once: somebody else needs its place."""
         self.finish()
-        self._dropped, self._due = True, None
+        self.dropped, self._due = True, None
         self._waiting.cancel()
 
     async def run(self) -> None:
@@ -148,7 +161,7 @@ class Connection:
     async def _exchange(self) -> bool:
         """One request and its answer; True if another may follow."""
         out = self._out = _Out(self._stream, self._h11, self._limits.write_s)
-        out.close = self._crowded
+        out.close = self.crowded
         try:
             event = await self._read_head()
             if event is None:
@@ -157,7 +170,7 @@ class Connection:
         except MeshdError as error:
             await self._refuse(out, error)
         done = self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
-        return done and not (self._crowded or self._finishing)
+        return done and not (self.crowded or self._finishing)
 
     async def _answer(self, event: h11.Request, out: _Out) -> None:
         headers = _headers(event)
@@ -175,8 +188,11 @@ class Connection:
             request_id=out.request_id,
         )
         plan = self._app.plan(request, authority)
-        if self._crowded and not plan.health:
-            raise Busy("this node has no free connection now; health checks are still answered")
+        if self._place is not None and self.crowded and not plan.health:
+            if not await self._place():
+                raise Busy("this node has no free connection now; health checks are still answered")
+            self.crowded = False
+            out.close = self._finishing
         with self._bodies.share() as share:
             body = await self._read_body(plan.body_bytes, headers, share.grow)
             await self._run_handler(plan, replace(request, body=body), out)
@@ -187,7 +203,7 @@ class Connection:
         """The next request's head; None when there is none (the client closed, idled too long, or we are finishing)."""
         if self._finishing and not self._h11.trailing_data[0]:
             return None
-        head_s = _CROWDED_HEADER_S if self._crowded else self._limits.header_s
+        head_s = _CROWDED_HEADER_S if self.crowded else self._limits.header_s
         self.idle_since = trio.current_time()
         begun = False
         wait_s = head_s if self._first else self._limits.idle_s
@@ -313,7 +329,7 @@ class Connection:
         unread = self._h11.their_state is not h11.DONE
         out.close = out.close or unread
         await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
-        if not unread or self._dropped:
+        if not unread or self.dropped:
             return
         with trio.move_on_after(self._limits.linger_s):
             await self._stream.send_eof()

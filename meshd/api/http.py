@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -21,6 +21,9 @@ from meshd.errors import LocalError
 from meshd.vocabulary import Endpoint
 
 _log = logging.getLogger(__name__)
+
+_PLACE_S = 1.0  # how long a request waits for a place; a silent connection gives its own up in a quarter of that
+_LOOK_S = 0.05
 
 _WHY_NOT = {
     errno.EADDRINUSE: "the port is in use by another program",
@@ -112,24 +115,40 @@ class HttpServer:
         for connection in self._connections:
             connection.finish()
 
-    def _drop_one(self) -> bool:
-        """Make room by ending whichever has been of no use for longest; its owner can simply connect again."""
+    def _take_place(self) -> bool:
+        """A place among those that are served in full, if need be that of one who is of no use."""
+        placed = [connection for connection in self._connections if not connection.crowded]
+        taken = sum(not connection.dropped for connection in placed)
+        return taken < self._limits.connections or self._drop_one(placed)
+
+    def _drop_one(self, among: Iterable[Connection]) -> bool:
+        """End whichever has been of no use for longest; its owner can simply connect again."""
         now = trio.current_time()
-        spare = [connection for connection in self._connections if connection.spare(now)]
+        spare = [connection for connection in among if connection.spare(now)]
         if spare:
             min(spare, key=lambda connection: connection.waits_since).drop()
         return bool(spare)
 
+    async def _place(self) -> bool:
+        """As `_take_place`, for one that has a request: waits for those that have said nothing yet, and may never."""
+        give_up = trio.current_time() + _PLACE_S
+        while not self._take_place():
+            silent = any(connection.waits for connection in self._connections if not connection.crowded)
+            if not silent or trio.current_time() >= give_up:
+                return False
+            await trio.sleep(_LOOK_S)
+        return True
+
     async def _serve(self, stream: trio.SocketStream) -> None:
-        count = len(self._connections)
-        if count >= self._limits.connections and self._drop_one():
-            count -= 1
-        if count >= self._limits.connections + self._limits.reserve:
+        crowded = not self._take_place()
+        reserve = [connection for connection in self._connections if connection.crowded]
+        full = crowded and sum(not connection.dropped for connection in reserve) >= self._limits.reserve
+        if full and not self._drop_one(reserve):
             self.refused += 1
             await trio.aclose_forcefully(stream)
             return
-        crowded = count >= self._limits.connections
-        connection = Connection(stream, self._app, self._limits, self._bodies, crowded=crowded)
+        place = self._place if crowded else None
+        connection = Connection(stream, self._app, self._limits, self._bodies, place=place)
         self._connections.add(connection)
         try:
             await connection.run()

@@ -15,17 +15,17 @@ from meshd.vocabulary import MB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``connections`` are served in full; ``reserve`` more only for the health checks, so that a full node still says that it
-    lives. ``header_s`` bounds sending a request's head, ``body_s`` its body beyond ``body_rate`` bytes a second, ``idle_s`` the
-    time between two requests, ``write_s`` each write that the client does not take, ``linger_s`` the wait for a client to read
-    a refusal while it is still sending."""
+    """``connections`` are served in full; ``reserve`` more say what they want and wait for a place, or have a health check
+    answered, so that a full node still says that it lives. ``header_s`` bounds sending a request's head, ``body_s`` its body
+    beyond ``body_rate`` bytes a second, ``idle_s`` the time between two requests, ``write_s`` each write that the client does
+    not take, ``linger_s`` the wait for a client to read a refusal while it is still sending."""
 
     head_bytes: int = 16 * 1024
     target_bytes: int = 8 * 1024
     body_bytes: int = 8 * MB
     all_bodies_bytes: int = 256 * MB
     connections: int = 256
-    reserve: int = 16
+    reserve: int = 256
     header_s: float = 10.0
     body_s: float = 15.0
     body_rate: int = 64 * 1024

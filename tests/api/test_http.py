@@ -447,6 +447,20 @@ def test_an_idle_connection_makes_room() -> None:
     run(test, replace(SMALL, connections=1, reserve=1))
 
 
+def test_a_request_waits_for_the_place_of_those_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many connect at once and none has had the time to prove itself silent; the one with a request is served all the same."""
+    monkeypatch.setattr("meshd.api.connection._FIRST_S", 0.2)
+
+    async def test(server: HttpServer, app: Echo) -> None:
+        async with await connect(server) as silent, await connect(server), await connect(server) as asks:
+            for _ in range(2):  # it has a place of its own then, and keeps it
+                await asks.send_all(get("/"))
+                assert (await read_answer(asks))[0] == 200
+            assert await read_all(silent) == b""
+
+    run(test, replace(SMALL, connections=2, reserve=2))
+
+
 def test_bodies_share_a_budget_that_is_given_back() -> None:
     async def test(server: HttpServer, app: Echo) -> None:
         async with await connect(server) as stream:
