@@ -72,11 +72,12 @@ async def _times_ms(
     engine: WorkerEngine, stages: Sequence[LayerRange], ids: Sequence[int], chunk: int
 ) -> list[list[float]]:
     """Each chunk's compute at each stage, one after the other."""
-    session, times = SessionId(secrets.token_hex(16)), []
+    sessions = [SessionId(secrets.token_hex(16)) for _ in stages]  # each stage's own, as on a device of its own
+    times = []
     for start in range(0, len(ids), chunk):
         piece = list(ids[start : start + chunk])
         rows, of_chunk = pack_ids(piece), []
-        for layers in stages:
+        for session, layers in zip(sessions, stages, strict=True):
             last = layers is stages[-1]
             ends = last and start + len(piece) == len(ids)
             ran = await engine.run(
@@ -95,7 +96,8 @@ async def _times_ms(
             rows = ran.rows
             of_chunk.append(ran.compute_ms)
         times.append(of_chunk)
-    engine.drop(session)
+    for session in sessions:
+        engine.drop(session)
     return times
 
 
