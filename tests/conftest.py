@@ -18,9 +18,16 @@ PLACED = pytest.StashKey[bool]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What `pytest -n` may run side by side: files; but rooms of daemons are one group, because two rooms at once would take each
     other's processors and judge each other slow. The longest come first, so that no worker is left alone at the end."""
-    items.sort(key=lambda item: (not _marked(item, ROOMS), not (_marked(item, {"torch"}) or "sim" in item.path.parts)))
+    items.sort(key=_turn)
     for item in items:
         item.add_marker(pytest.mark.xdist_group("rooms" if _marked(item, ROOMS) else str(item.path)))
+
+
+def _turn(item: pytest.Item) -> tuple[bool, ...]:
+    """Rooms of a test's own come before the shared ones, which stay once they are there."""
+    long = _marked(item, {"torch"}) or "sim" in item.path.parts
+    fixtures = getattr(item, "fixturenames", ())
+    return not _marked(item, ROOMS), "_smollm2_room" in fixtures, "_four_halves" in fixtures, not long
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
