@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Set
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from meshd.cli.local_room import LocalRoom
 from tests import rooms
 
+ROOT = Path(__file__).parent.parent
 ROOMS = frozenset({"daemon", "netns"})
 PLACED = pytest.StashKey[bool]()
 
 
+class Files(LoadScopeScheduling):  # type: ignore[misc]  # has no types
+    """What `pytest -n` runs side by side: files; but rooms of daemons are one scope, because two rooms at once would take each
+    other's processors and judge each other slow."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "rooms" if _has_rooms(file) else file
+
+
+@cache
+def _has_rooms(file: str) -> bool:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return any(f"pytest.mark.{name}" in text for name in ROOMS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
+    return Files(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `pytest -n` may run side by side: files; but rooms of daemons are one group, because two rooms at once would take each
-    other's processors and judge each other slow. The longest come first, so that no worker is left alone at the end."""
+    """The longest come first, so that no worker is left alone at the end."""
     items.sort(key=_turn)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("rooms" if _marked(item, ROOMS) else str(item.path)))
 
 
 def _turn(item: pytest.Item) -> tuple[bool, ...]:
