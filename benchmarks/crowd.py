@@ -80,8 +80,15 @@ async def _vanish(recorder: Recorder, room: LocalRoom, spec: ModelSpec) -> None:
         await _wave(room.nodes["n1"], spec, wave)
         waits.append(await _until_idle(room))
     after = memory_bytes(room)
-    grown = [after[pid] / size - 1 for pid, size in before.items()]
-    recorder.row(what="vanished", clients=WAVES * WAVE, idle_after_s=max(waits), grown_by=max(grown))
+    grown = {pid: after[pid] / size - 1 for pid, size in before.items()}
+    daemons = {node.process.pid for node in room.nodes.values() if node.process is not None}
+    recorder.row(
+        what="vanished",
+        clients=WAVES * WAVE,
+        idle_after_s=max(waits),
+        daemons_grown_by=max(grown[pid] for pid in daemons),
+        workers_grown_by=max(more for pid, more in grown.items() if pid not in daemons),
+    )
 
 
 async def _wave(node: Node, spec: ModelSpec, wave: int) -> None:
