@@ -28,6 +28,6 @@ def test_every_answer_is_right_whatever_is_struck() -> None:
         report = Experiment(box, PLACES, plan, load, seed=7).run()
         assert not report.faults(), [trace(report, asked, box) for _, asked in report.faults()]
     assert report.expected == [tuple(expected(PROMPT, 24))]
-    assert len(report.answers) > 8
+    assert len(report.answers) > 2
     assert len({one.kind for one in report.done}) > 1
     assert report.hanging == 0
