@@ -155,8 +155,8 @@ class Room:
             self.fail(f"{name} drops {layers} though nobody else holds {missing}")
 
     def gaps(self) -> Iterator[int]:
-        """Layers that nobody can run now."""
-        held = [device.layers for device in self.honest if device.layers is not None]
+        """Layers that nobody can run now; who hangs is as good as dead to the others."""
+        held = [device.layers for device in self.honest if device.well and device.layers is not None]
         for i in range(LAYERS):
             if not any(h.start <= i < h.end for h in held):
                 yield i
