@@ -61,8 +61,9 @@ class Owner:
             self._raise(self.advert.incarnation + 1, now)
 
     def _take(self, advert: Advert, now: float) -> None:
+        newest = self.advert.incarnation  # a refutation may have raised it while ``advert`` waited
         self.advert, self._pending = advert, None
-        self._raise(advert.incarnation + 1, now)
+        self._raise(newest + 1, now)
         self._room.effects.append(Changed())
 
     def _raise(self, incarnation: int, now: float) -> None:

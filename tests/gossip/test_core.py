@@ -363,3 +363,16 @@ def test_a_candidate_is_tried_until_it_answers_and_an_echo_is_not() -> None:
     assert len(tried) >= 3
     c.receive(word(1), node_id(1), endpoint(1), 8.0)
     assert next(m for m in c.members(8.0) if m.node_id == node_id(1)).via == "join"
+
+
+def test_progress_that_waited_is_newer_than_a_refutation() -> None:
+    """Two statements of one incarnation would be a cloned device to whoever sees both, its owner first."""
+    c = met(1)
+    loading = replace(c.advert, loading=Loading(LayerRange(0, 8), "loading", 0.1))
+    c.set_advert(loading, 1.0)
+    c.set_advert(replace(loading, loading=Loading(LayerRange(0, 8), "loading", 0.5)), 1.1)  # waits for its time
+    c.receive(accusing(1, 0, incarnation=c.advert.incarnation), node_id(1), endpoint(1), 1.2)
+    refuted = c.advert
+    while c.advert.loading is not None and c.advert.loading.progress < 0.5:
+        c.tick(c.deadline())
+    assert c.advert.incarnation > refuted.incarnation
