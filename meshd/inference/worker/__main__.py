@@ -8,7 +8,6 @@ imported. Its first message is LOAD; what it says on stderr goes to the daemon's
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -96,7 +95,7 @@ def _load(config: codec.WorkerConfig, progress: Callable[[float], None]) -> tupl
     # What was loaded lives as long as the process: the collector need never look at it again.
     gc.collect()
     gc.freeze()
-    _give_back()
+    pages.give_back()
     pages.collapse()
     return stage, codec.Loaded(
         dtype=stage.dtype,
@@ -109,12 +108,6 @@ def _load(config: codec.WorkerConfig, progress: Callable[[float], None]) -> tupl
         private_bytes=stage.private_bytes,
         warnings=tuple(stage.warnings),
     )
-
-
-def _give_back() -> None:
-    """Return to the system what loading and its checks freed: glibc keeps it otherwise, 60-90 MB of it (measured)."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc has no such call, and no such habit
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _loop(stage: Stage, loaded: codec.Loaded, link: WorkerLink, config: codec.WorkerConfig, vitals: Vitals) -> Loop:

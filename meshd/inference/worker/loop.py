@@ -35,6 +35,7 @@ from meshd.inference.batch import BLOCK_ROWS, Batcher, Limits, Slice, chunk_rows
 from meshd.inference.engine import Choice, Ran, Run
 from meshd.inference.gathering import Gathering
 from meshd.inference.prefix_cache import PrefixCache, chain_of, usable_tokens
+from meshd.inference.worker import pages
 from meshd.inference.worker.link import Call, Withdrawn
 from meshd.inference.worker.sampling import draw
 from meshd.inference.worker.sessions import Sessions
@@ -103,6 +104,7 @@ class Loop:
             Limits(max_batch=config.max_batch, prefill_rows=config.prefill_rows, max_queue=config.max_queue)
         )
         self._gathering = Gathering()
+        self._most_bytes = 0  # of sessions, since memory was last given back
         self._runs: dict[int, _Running] = {}
         self._stateless: deque[Call] = deque()
         self._facts = (config.digest, stage.arith)
@@ -134,6 +136,8 @@ class Loop:
         """Take what has arrived, and what is worth waiting for."""
         idle = not self._runs and not self._stateless
         arrivals = self._answers.take(_IDLE_TURN_S if idle else 0.0)
+        if idle and not arrivals:
+            self._rest()
         while True:
             for arrival in arrivals:
                 if isinstance(arrival, Withdrawn):
@@ -162,12 +166,20 @@ class Loop:
         gathering.ticked(decoders, now, now - began, alone=len(decoders) == len(slices))
         return tokens
 
+    def _rest(self) -> None:
+        """Nobody asks for anything: return the memory of sessions that have gone."""
+        used_bytes = self._sessions.used_bytes
+        if used_bytes < self._most_bytes:
+            pages.give_back()
+        self._most_bytes = used_bytes
+
     def _report(self, tokens: int) -> None:
         vitals = self._vitals
         vitals.tick += 1
         vitals.queue = len(self._batcher) + len(self._stateless) + self._answers.waiting
         vitals.sessions = len(self._sessions)
         vitals.kv_used = self._sessions.used_bytes
+        self._most_bytes = max(self._most_bytes, vitals.kv_used)
         vitals.kv_total = self._sessions.budget_bytes
         vitals.evicted = self._sessions.evicted
         vitals.generated(tokens)

@@ -1,4 +1,4 @@
-"""Large pages for what a worker streams through at every token: its private weights.
+"""A worker's private memory: large pages for what it streams through at every token, and giving back what it no longer needs.
 
 A step reads every weight once, so nearly each of its small pages costs a look-up that misses. Measured on one thread: products
 are 1.15 times as fast from pages of 2 MB as from pages of 4 KB. The system is asked once, after loading, for those stretches of
@@ -18,6 +18,12 @@ _PAGE: Final = 4 << 10
 _PRESENT: Final = 1 << 63
 _FULL: Final = 0.9  # of a stretch's small pages: more would only take memory
 _MADV_COLLAPSE: Final = 25
+
+
+def give_back() -> None:
+    """Return to the system what has been freed: glibc keeps it otherwise, 60-90 MB of it after loading (measured)."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc has no such call, and no such habit
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def collapse() -> int:
