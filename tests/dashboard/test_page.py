@@ -85,19 +85,19 @@ def test_a_key_in_the_link_is_taken_and_hidden(browser: Browser) -> None:
 
 
 def test_events_come_as_they_happen_or_with_the_document(page: Page, rig: TellingRig, url: str) -> None:
-    page.until("document.body.dataset.feed === 'live'")
+    page.until("document.body?.dataset.feed === 'live'")
     rig.tell(url, "suspect")
     page.until("document.querySelector('#event-list').textContent.includes('n2 does not answer')")
     page.send("Network.enable")
     page.send("Network.setBlockedURLs", {"urls": ["*/events*"]})
     page.send("Page.reload")
-    page.until("document.body.dataset.feed === 'polling'")
+    page.until("document.body?.dataset.feed === 'polling'")
     rig.tell(url, "failed")
     page.until("document.querySelector('#event-list').textContent.includes('n2 is dead')")
 
 
 def test_nothing_is_asked_of_anybody_else(page: Page, url: str) -> None:
-    page.until("document.body.dataset.feed === 'live'")
+    page.until("document.body?.dataset.feed === 'live'")
     asked = page.js("performance.getEntriesByType('resource').map((each) => each.name)")
     assert asked
     assert [each for each in asked if not each.startswith(f"{url}/")] == []
