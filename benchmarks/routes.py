@@ -45,9 +45,9 @@ def _equal_lanes(record: Recorder, lanes: int) -> None:
         for lane in range(lanes):
             room.add(f"n{lane}", *LANE)
         room.wait(nodes=lanes + 1, replicas=lanes, timeout_s=120)
-        alone = _rate(room, 1, 8, route=["n0"])
+        alone = _rate(room, 1, 30, route=["n0"])
         _rate(room, 1, 4 * lanes)  # each lane has been measured
-        together, taken = _counted(room, lanes, 12)
+        together, taken = _counted(room, lanes, 30)
         record.row(
             what="lanes", lanes=lanes, tokens_per_s=together, of_n_lanes=together / (lanes * alone), answers=taken
         )
