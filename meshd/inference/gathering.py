@@ -41,6 +41,7 @@ class Gathering:
         self._step_s: float | None = None
         self._ended = float("-inf")
         self._first = self._newest = float("-inf")  # of the steps that came since
+        self._waits_since: float | None = None  # when the next tick was first held back
 
     @property
     def step_s(self) -> float | None:
@@ -62,7 +63,7 @@ class Gathering:
     def ticked(self, sessions: Collection[Hashable], now: float, took_s: float, *, alone: bool) -> None:
         """A tick is over in which these sessions decoded. ``alone``: no chunk of a long run was in it."""
         self._ticks.append(frozenset(sessions))
-        self._ended = now
+        self._ended, self._waits_since = now, None
         if sessions and alone:
             self._step_s = _newer(self._step_s, took_s)
         for session in sessions:
@@ -88,7 +89,11 @@ class Gathering:
         else:
             expected = max(map(len, self._ticks))
             until = min(self._newest + QUIET * self._step_s, self._first + most_s) if waiting else now
-        return max(0.0, until - now) if waiting < expected else 0.0
+        if waiting >= expected or until <= now:
+            return 0.0
+        # What arrives meanwhile changes what is expected, and so `until`; all of it together stays within the share.
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        return max(0.0, min(until, self._waits_since + most_s) - now)
 
 
 def _newer(old: float | None, new: float) -> float:
