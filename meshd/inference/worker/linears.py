@@ -25,7 +25,26 @@ Swap = Callable[[nn.Linear], nn.Module | None]
 CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
-class PrepackedLinear(nn.Module):
+class RowBlocks(nn.Module):
+    """What the drop-ins share: any shape of ``x``, at most ``rows`` rows in one call of `product`."""
+
+    in_features: int
+    out_features: int
+    rows: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+    def run(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
+        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
+
+    def product(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]`` in one call."""
+        raise NotImplementedError
+
+
+class PrepackedLinear(RowBlocks):
     """A bf16 linear whose weight oneDNN has laid out for itself."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -37,19 +56,12 @@ class PrepackedLinear(nn.Module):
         self.nbytes = linear.weight.nbytes
         self.rows = UNLIMITED
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
-
-    def run(self, flat: torch.Tensor) -> torch.Tensor:
-        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
-        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
-
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
         return torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(RowBlocks):
     """Weights as int8 with one scale per output row; activations stay bf16."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -67,20 +79,13 @@ class Int8Linear(nn.Module):
         self.nbytes = quantised.nbytes
         self.rows = UNLIMITED
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
-
-    def run(self, flat: torch.Tensor) -> torch.Tensor:
-        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
-        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
-
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
         out = torch._weight_int8pack_mm(flat, self.quantised, self.scales)
         return out if self.bias is None else out + self.bias
 
 
-class BlockedLinear(nn.Linear):
+class BlockedLinear(RowBlocks, nn.Linear):
     """A plain linear that runs on at most ``rows`` rows at a time, and never on one row that has been cut off."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -88,13 +93,6 @@ class BlockedLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.rows = UNLIMITED
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
-
-    def run(self, flat: torch.Tensor) -> torch.Tensor:
-        """``[n, in] -> [n, out]``, in blocks of the rows that keep their bits."""
-        return self.product(flat) if flat.shape[0] <= self.rows else in_blocks(self.product, flat, self.rows)
 
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
