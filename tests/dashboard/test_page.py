@@ -109,7 +109,7 @@ def test_nothing_is_asked_of_anybody_else(page: Page, url: str) -> None:
 def test_every_width_fits_and_every_text_can_be_read(page: Page, width: int, dark: bool) -> None:
     page.size(width, 900)
     page.scheme(dark=dark)
-    assert page.js("document.documentElement.scrollWidth") == width
+    assert page.js("document.documentElement.scrollWidth") == width  # at once, before anything is drawn anew
     assert page.js(CONTRAST) == []
 
 

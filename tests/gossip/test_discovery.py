@@ -96,7 +96,7 @@ def test_d13_a_taken_name_gets_a_number_and_is_found_by_its_id() -> None:
                 nursery.start_soon(me.run)
                 nursery.start_soon(other.run)
                 await until(lambda: THERE in heard)
-                assert other.state.startswith("on")
+                await until(lambda: other.state.startswith("on"))  # it announces itself before it browses
                 assert Endpoint("127.0.0.1", 9) not in heard
                 nursery.cancel_scope.cancel()
         finally:

@@ -254,10 +254,6 @@ function box(node, frame) {
 function lines() {
   if (!room) return;
   const frame = $("stage").getBoundingClientRect();
-  for (const id of ["links", "route"]) {
-    $(id).setAttribute("width", frame.width);
-    $(id).setAttribute("height", frame.height);
-  }
   drawLinks(frame);
   drawRoute(frame);
 }
