@@ -159,7 +159,7 @@ class GossipCore:
         self._enter(now)
         record = self._room.records.get(node_id)
         if record is not None:
-            self._alive(record, now)
+            self._answered(record, now)
         return self._done(now)
 
     def lost(self, node_id: NodeId, now: float) -> list[Effect]:
@@ -180,7 +180,7 @@ class GossipCore:
         record = self._room.records.get(node_id)
         if ok and record is not None:
             self._detector.vouched(node_id)
-            self._alive(record, now)
+            self._answered(record, now)
         return self._done(now)
 
     def resumed(self, gap_s: float, now: float) -> list[Effect]:
@@ -287,6 +287,11 @@ class GossipCore:
             self._asking.ask(record, source, now)
         self._alive(record, now)
 
+    def _answered(self, record: Record, now: float) -> None:
+        """Over a link, whose handshake nobody can have recorded."""
+        record.answered = True
+        self._alive(record, now)
+
     def _alive(self, record: Record, now: float) -> None:
         """A packet of its own, or of its link."""
         record.last_heard_at = now
@@ -372,7 +377,7 @@ class GossipCore:
         self._enter(now)
         record = self._room.records.get(peer)
         if record is not None:
-            self._alive(record, now)
+            self._answered(record, now)
             self._conflicts(record.endpoints()[:1], now)
         if self._pushpull.differed:
             self._pushpull.differed = False

@@ -9,6 +9,10 @@ suspicion is confirmed or refuted soon. Calls ``accuse`` at most once a period a
 When our own health is in doubt the verdict waits longer, the next probe does not: where half a room loses its power at once
 a detector that waits with both needs a minute to notice (simulated).
 
+A member's own packets spare it a verdict, since it may hear us badly; but only once it has answered something that this run of
+ours asked. The window of counters that refuses replays starts empty with each of our runs, so a device that died long ago could
+else be kept alive by whoever recorded it.
+
 A ping is repeated until answered, each repetition under its own sequence number (so a late answer still measures the right
 round trip) and to the next of the member's addresses (so one dead interface costs 125 ms).
 """
@@ -61,7 +65,7 @@ class SwimDetector:
         self._probes: dict[int, _Probe] = {}
         self._pings: dict[int, tuple[_Probe, float]] = {}  # sequence number -> whose ping, when sent
         self._relays: dict[int, _Relay] = {}
-        self._seq = room.rng.randrange(1 << 16)
+        self._seq = room.rng.randrange(1 << 32)  # nobody has recorded an answer to it
 
     def start(self, now: float) -> None:
         """Begin at a random phase, so that a room powered up together does not probe in step."""
@@ -175,7 +179,7 @@ class SwimDetector:
         self._finish(probe)
         if record is None or not record.live:
             return
-        if record.last_heard_at is not None and record.last_heard_at >= probe.started:
+        if record.answered and record.last_heard_at is not None and record.last_heard_at >= probe.started:
             record.direct_failures += 1  # it is there, our datagrams or its answers are not
             return
         if probe.nacks < probe.helpers or not probe.helpers:

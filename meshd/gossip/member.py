@@ -38,6 +38,7 @@ class Record:
     last_heard_at: float | None = None
     source: Endpoint | None = None
     rtt_ms: float | None = None
+    answered: bool = False  # something that only this run of ours asked: its datagrams are no recording
     via: str = "gossip"
     direct_failures: int = 0
     wire_seen: int | None = None  # of a run too far away to be read
@@ -88,11 +89,14 @@ class Record:
     def forget_run(self) -> None:
         """A new run replaced this one: where it was and how it answered says nothing any more."""
         self.source = self.rtt_ms = self.last_heard_at = self.wire_seen = None
+        self.answered = False
         self.direct_failures = 0
         self._flaps = 0.0
         self.health, self.health_at, self.health_body = Health(), None, b""
 
     def measured(self, rtt_s: float) -> None:
+        """It answered a ping of ours."""
+        self.answered = True
         ms = rtt_s * 1000
         self.rtt_ms = ms if self.rtt_ms is None else self.rtt_ms + _RTT_WEIGHT * (ms - self.rtt_ms)
 
