@@ -21,10 +21,9 @@ from pathlib import Path
 import trio
 
 from benchmarks import Recorder
-from meshd.chain.attempts import pack_ids
+from benchmarks import _greedy as greedy
 from meshd.cli.models import ensure
 from meshd.cli.room import state_dir
-from meshd.inference.engine import Run, Sampling
 from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
 from meshd.models.store import ModelStore
 from meshd.vocabulary import SessionId
@@ -143,15 +142,6 @@ class _Crowd:
 
 
 async def _step(engine: WorkerEngine, session: SessionId, ids: list[int], start: int) -> int:
-    run = Run(
-        session,
-        engine.info.layers,
-        start,
-        len(ids),
-        1,
-        PROMPT_TOKENS,
-        pack_ids(ids),
-        PROMPT_TOKENS + TOKENS,
-        Sampling(),
-    )
-    return (await engine.run(run)).choices[0].token
+    total = PROMPT_TOKENS + TOKENS
+    choices = await greedy.step(engine, session, ids, start, prompt_len=PROMPT_TOKENS, reserve_tokens=total)
+    return choices[0].token

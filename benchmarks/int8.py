@@ -12,10 +12,9 @@ from pathlib import Path
 import trio
 
 from benchmarks import Recorder
-from meshd.chain.attempts import pack_ids
+from benchmarks import _greedy as greedy
 from meshd.cli.models import ensure
 from meshd.cli.room import state_dir
-from meshd.inference.engine import Run, Sampling
 from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
 from meshd.models.store import ModelStore
 from meshd.vocabulary import SessionId
@@ -61,20 +60,10 @@ async def _window(engine: WorkerEngine, ids: list[int]) -> list[int]:
     session, said = SessionId(secrets.token_hex(16)), list[int]()
     for start in range(0, len(ids), ROWS):
         piece = ids[start : start + ROWS]
-        ran = await engine.run(
-            Run(
-                session=session,
-                layers=engine.info.layers,
-                start=start,
-                n=len(piece),
-                emit=len(piece),
-                prompt_len=len(ids),
-                rows=pack_ids(piece),
-                reserve_tokens=len(ids),
-                sampling=Sampling(),
-            )
+        choices = await greedy.step(
+            engine, session, piece, start, prompt_len=len(ids), reserve_tokens=len(ids), emit=len(piece)
         )
-        said += [choice.argmax for choice in ran.choices]
+        said += [choice.argmax for choice in choices]
     engine.drop(session)
     return said
 

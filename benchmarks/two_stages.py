@@ -26,13 +26,12 @@ from pathlib import Path
 import trio
 
 from benchmarks import Recorder
+from benchmarks import _greedy as greedy
 from benchmarks._clients import random_ids
 from benchmarks.hop_cost import Streamed, new_mesh_key, stream
-from meshd.chain.attempts import pack_ids
 from meshd.cli.local_room import LocalRoom
 from meshd.cli.models import ensure
 from meshd.cli.room import state_dir
-from meshd.inference.engine import Run, Sampling
 from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
 from meshd.models.store import ModelStore
 from meshd.vocabulary import LayerRange, ModelSpec, SessionId
@@ -174,22 +173,10 @@ async def _drive(engine: WorkerEngine, prompt: Sequence[int], count: int) -> Str
     answer = Streamed(time.perf_counter(), [], [])
     session, rows, at = SessionId(f"{random.getrandbits(128):032x}"), list(prompt), 0
     while len(answer.tokens) < count:
-        layers = engine.info.layers
-        ran = await engine.run(
-            Run(
-                session=session,
-                layers=layers,
-                start=at,
-                n=len(rows),
-                emit=1,
-                prompt_len=len(prompt),
-                rows=pack_ids(rows),
-                reserve_tokens=len(prompt) + count,
-                sampling=Sampling(),
-            )
-        )
+        total = len(prompt) + count
+        choices = await greedy.step(engine, session, rows, at, prompt_len=len(prompt), reserve_tokens=total)
         at += len(rows)
-        rows = [ran.choices[0].token]
+        rows = [choices[0].token]
         answer.tokens.append(rows[0])
         answer.times.append(time.perf_counter())
     engine.drop(session)
