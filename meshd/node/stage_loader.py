@@ -103,7 +103,7 @@ class StageLoader:
             generation=generation,
             log=self._log,
             options=WorkerOptions(
-                dtype=self._config.dtype,
+                dtype=served.spec.dtype,  # what the digest promises, whatever this node's config or the model's says
                 threads=self._config.threads or 0,
                 deterministic=self._config.deterministic,
                 memory_bytes=(self._capacity_mb + RUNTIME_MB) * MB,

@@ -115,7 +115,7 @@ def read_config(folder: Path) -> Any:
     """The model's config; refuses what cannot be cut, and what is not stored as plain numbers."""
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last for a dtype that torch lacks
         raise ModelRefused(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
     text = config.get_text_config()
     kind = config.model_type

@@ -1,0 +1,51 @@
+"""What a worker is told to compute: the identity that the room knows, not what a flag or the model's config says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from meshd.config import Config
+from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
+from meshd.node.model import Served
+from meshd.node.stage_loader import StageLoader
+from meshd.vocabulary import LayerRange, ModelSpec
+
+
+class Present:
+    """Weights that are all here."""
+
+    async def ensure(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("identity", "flag"), [("int8", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("fp32", "fp32")])
+def test_the_worker_computes_what_the_digest_promises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, identity: str, flag: str
+) -> None:
+    """A room of `m@int8` may be joined by its name or by its digest, without `--dtype`; a `--dtype` changes no room."""
+    told: list[WorkerOptions] = []
+
+    async def spawn(*_: object, options: WorkerOptions, **_more: Any) -> None:
+        told.append(options)
+
+    monkeypatch.setattr(WorkerEngine, "spawn", spawn)
+    spec = ModelSpec("m", "d", identity, 4, 64, 97, (1,) * 4, 1, 1, False, 1, 256)
+
+    async def load() -> None:
+        async with trio.open_nursery() as nursery:
+            loader = StageLoader(
+                Config(dtype=flag),
+                lambda: Served(spec, tmp_path),
+                1000,
+                nursery,
+                log=lambda _line: None,
+                weights=Present(),  # type: ignore[arg-type]  # all of it that is asked here
+            )
+            await loader(LayerRange(0, 2), 1, lambda _what, _share: None)
+
+    trio.run(load)
+    assert [options.dtype for options in told] == [identity]
