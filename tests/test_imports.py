@@ -33,6 +33,7 @@ PURE = [
         "meshd.chain." + m
         for m in ("messages", "codec", "plan_wire", "session", "detours", "evidence", "hop", "recovery", "request")
     ),
+    *("meshd.client." + m for m in ("entries", "answer", "talk")),
     *("meshd.inference." + m for m in ("batch", "gathering", "engine", "text", "detokenize")),
 ]
 IO = ["socket", "ssl", "threading", "subprocess", "trio", "asyncio", "time", "random", "torch", "numpy", "httpx", "h11"]
@@ -42,6 +43,7 @@ DAEMON_MUST_NOT_LOAD = [
     "transformers",
     "numpy",
     "httpx",
+    "anyio",
     "typer",
     "rich",
     "huggingface_hub",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
 from meshd.cli.room import Url, connect
-from meshd.client import Client, Piece
+from meshd.client import Piece
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = greedy.")]
@@ -37,7 +38,7 @@ def ask(
             {"role": "user", "content": text},
         ]
     with connect(url) as room:
-        final = _print_stream(room, body)
+        final = _print_stream(room.stream(**body))
     if show_route and final is not None:
         typer.echo(route_line(final), err=True)
 
@@ -65,25 +66,20 @@ def chat(
                 continue
             if not said:
                 continue
-            messages.append({"role": "user", "content": said})
-            heard: list[str] = []
             try:
-                _print_stream(room, {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}, heard)
+                _print_stream(room.chat(messages, said, max_tokens=max_tokens, temperature=temperature))
             except KeyboardInterrupt:
                 typer.echo(" [stopped]")
-            messages.append({"role": "assistant", "content": "".join(heard)})
 
 
-def _print_stream(room: Client, body: Mapping[str, Any], heard: list[str] | None = None) -> Mapping[str, Any] | None:
+def _print_stream(answer: Generator[Piece, None, None]) -> Mapping[str, Any] | None:
     final = None
-    piece: Piece
-    for piece in room.stream(**body):
-        if piece.text:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-            if heard is not None:
-                heard.append(piece.text)
-        final = piece.final or final
+    with closing(answer) as pieces:  # whoever interrupts it ends the request
+        for piece in pieces:
+            if piece.text:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+            final = piece.final or final
     sys.stdout.write("\n")
     return final
 

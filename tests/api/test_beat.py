@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import httpx
 import pytest
 import trio
 
 from meshd.api import beat
-from meshd.client import Client
 from meshd.errors import StageUnavailable
 from meshd.vocabulary import LayerRange
-from tests.api.rig import Rig, client, events_of, served
+from tests.api.rig import Rig, client, events_of
 from tests.fakes.chain import FakeChain
 
 IDS = tuple(b"a quiet night")
@@ -77,14 +75,3 @@ def test_a_later_failure_is_an_event() -> None:
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[-1]["error"]["code"] == "stage_unavailable"
     assert events[-1]["error"]["status"] == 503
-
-
-def test_a_client_leaves_an_entry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first entry accepts and never says a word again, as one whose device hangs: the kernel still takes connections."""
-    monkeypatch.setattr("meshd.client.SILENCE_S", 0.3)
-    with served(Rig(FakeChain(IDS))) as url, socket.create_server(("127.0.0.1", 0)) as silent:
-        dead = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with Client([dead, dead, url], timeout_s=60.0) as room:
-            pieces = list(room.stream("x", max_tokens=len(IDS)))
-    assert bytes(token for piece in pieces for token in piece.tokens) == bytes(IDS)
-    assert {piece.entry for piece in pieces} == {url}

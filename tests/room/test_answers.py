@@ -101,7 +101,7 @@ def test_a_client_that_leaves_ends_its_answer_everywhere(four_halves: LocalRoom)
             pieces = client.stream(PROMPT, max_tokens=4000)
             while not next(pieces).tokens:
                 pass
-            pieces.close()  # type: ignore[attr-defined]  # a generator
+            pieces.close()
         until(lambda: not list(idle(four_halves)), "nothing runs and nothing is remembered")
 
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import trio
 
 from meshd.cli.local_room import LocalRoom
+from meshd.client import AsyncClient
 from tests.rooms import PATIENCE_S, PROMPT, expected, idle, streamed, until
 
 pytestmark = pytest.mark.daemon
@@ -54,6 +56,28 @@ def test_an_answer_outlives_its_entry(four_halves: LocalRoom, kind: str) -> None
     assert seen.tokens == expected(PROMPT, 64)
     assert seen.final["tokens"] == seen.tokens
     assert seen.text == seen.final["text"] == bytes(seen.tokens).decode()
+
+
+def test_streams_in_tasks_outlive_their_entry(four_halves: LocalRoom) -> None:
+    """Three at once of one asynchronous client, all at the entry that dies."""
+    urls = [four_halves.nodes[name].url for name in ("n2", "n3")]
+    prompts = [f"{i}: {PROMPT}" for i in range(3)]
+    found: dict[str, list[int]] = {}
+
+    async def stream(room: AsyncClient, prompt: str) -> None:
+        tokens = found[prompt] = []
+        async for piece in room.stream(prompt, max_tokens=48, patience_s=PATIENCE_S):
+            tokens += piece.tokens
+            if len(tokens) >= 12 and min(map(len, found.values())) > 0:
+                four_halves.kill("n2")
+
+    async def main() -> None:
+        async with AsyncClient(urls, timeout_s=5) as room, trio.open_nursery() as nursery:
+            for prompt in prompts:
+                nursery.start_soon(stream, room, prompt)
+
+    trio.run(main)
+    assert found == {prompt: expected(prompt, 48) for prompt in prompts}
 
 
 def test_ask_goes_on_at_another_entry(four_halves: LocalRoom) -> None:

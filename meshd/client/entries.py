@@ -1,0 +1,131 @@
+"""The entries of a room, what they say when they fail, and how a document is got from whichever of them gives it.
+
+Owns which of the entries is asked first and which failures another entry may do better with. Pure: it must not know how a
+request is sent. Raises RequestFailed, NoEntry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from meshd.errors import MeshdError, PeerError
+
+DEFAULT_URL: Final = "http://127.0.0.1:8090"
+_ELSEWHERE: Final = frozenset(
+    {429, 502, 503, 504}
+)  # another entry may do better; other statuses are the caller's fault
+
+Read = TypeVar("Read")
+
+
+class RequestFailed(MeshdError):
+    """The room's own error, as it said it: ``code``, ``status`` and the whole error object. ``waited_s``: how long the entry
+    had been silent before it said so."""
+
+    def __init__(self, status: int, error: Mapping[str, Any], *, waited_s: float = 0.0) -> None:
+        super().__init__(str(error.get("message") or f"HTTP {status}"), param=error.get("param"))
+        self.http_status = status
+        self.error = dict(error)
+        self.waited_s = waited_s
+
+    @property
+    def final(self) -> bool:
+        """No other entry would say anything else."""
+        return self.http_status not in _ELSEWHERE
+
+
+class NoEntry(PeerError):
+    """None of the entries could be reached."""
+
+    code = "no_entry"
+
+
+def unreachable(url: str, why: str) -> NoEntry:
+    """An entry that did not answer, with what might help."""
+    return NoEntry(f"{url}: {why}; is a node running there? (`meshd start`, or --url)")
+
+
+class Entries:
+    """``urls`` in the order in which they were given. ``first`` is asked first: the one that answered last."""
+
+    def __init__(self, urls: Sequence[str] | str) -> None:
+        self.urls = tuple(url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls))
+        if not self.urls:
+            raise NoEntry("no entry given")
+        self.first = 0
+
+    def prefer(self, url: str) -> None:
+        """Begin at this one next time."""
+        self.first = self.urls.index(url.rstrip("/"))
+
+    def after(self, at: int) -> list[int]:
+        """The others, in turn."""
+        return [i % len(self.urls) for i in range(at + 1, at + len(self.urls))]
+
+
+class Call(Generic[Read]):
+    """One document, asked of each entry in turn until one gives it or says that nobody will."""
+
+    def __init__(self, entries: Entries, path: str, read: Callable[[str, int, bytes], Read]) -> None:
+        self._entries, self._path, self._read = entries, path, read
+        self._at = entries.first
+        self._problem: MeshdError = NoEntry("no entry was asked")
+        self._found: list[Read] = []
+
+    def urls(self) -> Iterator[str]:
+        """Where to ask next, until there is a result. Tell what came of each before taking another."""
+        for at in (self._entries.first, *self._entries.after(self._entries.first)):
+            self._at = at
+            yield self._url
+            if self._found or (isinstance(self._problem, RequestFailed) and self._problem.final):
+                return
+
+    def answered(self, status: int, body: bytes) -> None:
+        """The entry answered."""
+        try:
+            self._found = [self._read(self._url, status, body)]
+            self._entries.first = self._at
+        except RequestFailed as error:
+            self._problem = error
+
+    def lost(self, why: str) -> None:
+        """The entry is not there, or did not answer."""
+        self._problem = unreachable(self._entries.urls[self._at], why)
+
+    def result(self) -> Read:
+        """What was found; else raises what the last entry said."""
+        if self._found:
+            return self._found[0]
+        raise self._problem
+
+    @property
+    def _url(self) -> str:
+        return self._entries.urls[self._at] + self._path
+
+
+def document(url: str, status: int, body: bytes) -> Any:
+    """A JSON document; an ``error`` in it is raised."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        raise RequestFailed(status, _not_ours(url, status)) from None
+    if status >= 400 or (isinstance(found, dict) and "error" in found):
+        raise failure(status, found)
+    return found
+
+
+def text(url: str, status: int, body: bytes) -> str:
+    """A body as it stands; a status that is an error is raised as `document` does."""
+    return body.decode() if status < 400 else str(document(url, status, body))
+
+
+def failure(status: int, found: Any) -> RequestFailed:
+    """The ``error`` object of a document, as an exception."""
+    error = found.get("error") if isinstance(found, dict) else None
+    return RequestFailed(status, error if isinstance(error, Mapping) else {})
+
+
+def _not_ours(url: str, status: int) -> Mapping[str, Any]:
+    return {"message": f"{url}: HTTP {status}, not JSON: is this meshd?"}
