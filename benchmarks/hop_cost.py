@@ -5,6 +5,10 @@ first daemon is the entry and the first stage. Streams alternate between the thr
 claim is the difference between neighbours. Processor time per token comes from the kernel's scheduler (nanoseconds, all threads
 of a process); the least of all rounds is told, being the one that shared caches and cores with the fewest others. ``sends``
 counts the TCP segments with data between daemons a token (needs ``ss``): S stages are S half-trips.
+
+The reference of the same run is a ring of bare processes (`_ring`): trio, a socket and trio's TLS, which pass on a message of a
+step's size and do nothing with it, as many half-trips as the room has. ``floor_ms`` is a round's share of each and
+``floors`` how many times that one more stage costs; ``floor_cpu_us`` is what a process that passes on takes for a message.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import Recorder, quantiles
+from benchmarks._ring import Ring
 from meshd.cli.local_room import LocalRoom
 from meshd.identity.mesh_key import KeyRing, MeshKey, save
 
@@ -41,6 +46,8 @@ class Taken:
     gaps_ms: list[float] = field(default_factory=list)
     cpu_us: dict[str, list[float]] = field(default_factory=dict)
     sends: list[float] = field(default_factory=list)
+    floor_ms: list[float] = field(default_factory=list)
+    floor_cpu_us: list[float] = field(default_factory=list)
 
 
 def run() -> None:
@@ -52,13 +59,18 @@ def run() -> None:
             opened = {stages: rooms.enter_context(LocalRoom(model, common=key)) for stages in STAGES}
             for stages, room in opened.items():
                 _start(room, stages)
+            rings = {stages: rooms.enter_context(Ring(stages, wire)) for stages in STAGES if stages > 1}
             for stages, room in opened.items():
                 room.wait(nodes=stages, timeout_s=60)
                 stream(room, WARM_UP, prompt=PROMPT)
+            for ring in rings.values():
+                ring.rounds_ms(WARM_UP)
             taken = {stages: Taken() for stages in STAGES}
             for _ in range(ROUNDS):
                 for stages, room in opened.items():
                     _measure(room, taken[stages])
+                for stages, ring in rings.items():
+                    _measure_floor(ring, taken[stages])
         _report(recorder, wire, taken)
 
 
@@ -84,16 +96,30 @@ def _measure(room: LocalRoom, taken: Taken) -> None:
         taken.sends.append((after - segments) / TOKENS)
 
 
+def _measure_floor(ring: Ring, taken: Taken) -> None:
+    passer = ring.passers[0].pid
+    before = process_cpu_ns(passer)
+    taken.floor_ms += ring.rounds_ms(TOKENS)
+    taken.floor_cpu_us.append((process_cpu_ns(passer) - before) / 1e3 / TOKENS)
+
+
 def _report(recorder: Recorder, wire: str, taken: dict[int, Taken]) -> None:
     last = 0.0
     for stages, found in taken.items():
         spread = quantiles(found.gaps_ms)
         each = {name: round(min(spent)) for name, spent in found.cpu_us.items()}
-        more = {} if stages == STAGES[0] else {"more_than_one_less_ms": spread["p50"] - last}
+        more_ms = spread["p50"] - last
+        more = {} if stages == STAGES[0] else {"more_than_one_less_ms": more_ms, **_floor(found, stages, more_ms)}
         fast = sorted(found.gaps_ms)[len(found.gaps_ms) // 10]
         sends = {"sends": statistics.median(found.sends)} if found.sends else {}
         recorder.row(wire=wire, stages=stages, unit="ms/token", **spread, p10=fast, **more, cpu_us=each, **sends)
         last = spread["p50"]
+
+
+def _floor(found: Taken, stages: int, more_ms: float) -> dict[str, float]:
+    """What one process more takes in a ring of ``stages``, each of its half-trips being alike, beside ``more_ms``."""
+    floor_ms = statistics.median(found.floor_ms) / stages
+    return {"floor_ms": floor_ms, "floors": more_ms / floor_ms, "floor_cpu_us": round(min(found.floor_cpu_us))}
 
 
 @dataclass(slots=True)
