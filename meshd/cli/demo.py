@@ -47,7 +47,9 @@ def demo(
         _show_comparison(room, calm, stormy)
         in_a_box = bool(chaos) and not keep and not lacking()
         if chaos and not in_a_box:
-            typer.echo(f"on loopback, so kills and freezes only: {lacking() or 'the room is to be kept'}")
+            typer.echo(
+                f"on loopback, so kills and freezes only; to cut devices off too: {lacking() or 'not with --keep'}"
+            )
             _chaos(Loopback(room), _places(spec, nodes), prompt, max_tokens, chaos)
         if keep:
             _keep(room)

@@ -266,7 +266,9 @@ class ModelStore:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StateError(f"the model store {self.root} cannot be made: {error}") from error
+            raise StateError(
+                f"the model store {self.root} cannot be made: {error} (MESHD_STATE_DIR: another place)"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ table bridge netlab {
 def lacking() -> str:
     """What this machine lacks for a lab; "" when it has everything."""
     if os.geteuid() != 0:
-        return "network namespaces need root"
+        return "network namespaces need root (sudo)"
     missing = [tool for tool in ("ip", "nft", "unshare") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} missing; apt-get install -y iproute2 nftables util-linux"
