@@ -4,9 +4,10 @@ Owns what is known of each *subject*: one engine start of one node with one rang
 subject, so a restart, another range or another model is proven anew. Local: no verdict is taken from a peer. A pure core:
 `next_probe` says whom to probe, the prober reports `passed`, `failed` or `unavailable`, `deadline` says when to ask again.
 
-Invariants: at most one probe of this node is out; an answer about anything but that probe's subject is dropped; nothing is
-admitted without a probe unless admission is off. A probe that could not be made (link lost, target busy) is no verdict and is
-tried again soon; a failed one is tried again ever later, because what failed may have been mended. Seconds.
+Invariants: probes go one by one, but a silent peer holds up the others for `OVERDUE_S` only, and at most `MAX_OUT` are out; an
+answer about a subject that no probe is out for is dropped; nothing is admitted without a probe unless admission is off. A probe
+that could not be made (link lost, target busy) is no verdict and is tried again soon; a failed one is tried again ever later,
+because what failed may have been mended. Seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Final
 from meshd.vocabulary import Advert, LayerRange, NodeId
 
 PROBE_S: Final = 20.0  # a probe is given up after this: its task must have died
+OVERDUE_S: Final = 0.5  # an answer takes less, but from a device that is slow, or hangs
+MAX_OUT: Final = 8
 _FAILED_S: Final = (5.0, 300.0)  # first and longest pause after a failed probe
 _UNAVAILABLE_S: Final = (0.5, 30.0)
 _QUARANTINE_S: Final = 60.0
@@ -57,7 +60,7 @@ class VerdictBook:
     def __init__(self, me: NodeId, *, enabled: bool = True) -> None:
         self._me, self._enabled = me, enabled
         self._entries: dict[Subject, _Entry] = {}
-        self._out: tuple[Subject, float] | None = None
+        self._out: dict[Subject, float] = {}  # since when
 
     def observe(self, adverts: Iterable[Advert], now: float) -> None:
         """Who is there now (alive or suspect). Subjects that are gone are forgotten, with the probe that was out."""
@@ -66,8 +69,9 @@ class VerdictBook:
             del self._entries[gone]
         for fresh in present - self._entries.keys():
             self._entries[fresh] = _Entry(due=now)
-        if self._out is not None and (self._out[0] not in self._entries or now >= self._out[1]):
-            self._out = None
+        for subject, since in list(self._out.items()):
+            if subject not in self._entries or now >= since + PROBE_S:
+                del self._out[subject]
 
     def verdict(self, advert: Advert) -> tuple[bool | None, str]:
         """``admitted`` and ``admission`` of the peer list. None: not yet probed, not routed to."""
@@ -80,11 +84,11 @@ class VerdictBook:
         return (entry.admitted, entry.reason) if entry is not None else (None, "not yet probed")
 
     def next_probe(self, digest: str, now: float) -> Subject | None:
-        """Start a probe of this subject now; None if one is out or none is due.
+        """Start a probe of this subject now; None if none is due or those that are out are to be waited for.
 
         Those never probed go first: a newcomer may be the replica that somebody is waiting for.
         """
-        if not self._enabled or (self._out is not None and now < self._out[1]):
+        if not self._enabled or now < self._free_at():
             return None
         due = [s for s, e in self._entries.items() if e.admitted is not True and s.digest == digest and now >= e.due]
         if not due:
@@ -92,7 +96,8 @@ class VerdictBook:
         chosen = min(due, key=lambda s: (self._entries[s].admitted is not None, self._entries[s].due, s))
         # A probe that never comes back must not be asked for at once again.
         self._entries[chosen].due = now + PROBE_S
-        self._out = chosen, now + PROBE_S
+        self._out.pop(chosen, None)  # the newest is the last
+        self._out[chosen] = now
         return chosen
 
     def passed(self, subject: Subject) -> bool:
@@ -141,13 +146,16 @@ class VerdictBook:
         due = min(
             (e.due for s, e in self._entries.items() if e.admitted is not True and s.digest == digest), default=NEVER
         )
-        return due if self._out is None else max(due, self._out[1])
+        return max(due, self._free_at())
+
+    def _free_at(self) -> float:
+        """When one more probe may go out."""
+        since = list(self._out.values())
+        full = since[-MAX_OUT] + PROBE_S if len(since) >= MAX_OUT else 0.0
+        return max(full, since[-1] + OVERDUE_S) if since else 0.0
 
     def _take(self, subject: Subject) -> _Entry | None:
-        if self._out is None or self._out[0] != subject:
-            return None
-        self._out = None
-        return self._entries.get(subject)
+        return self._entries.get(subject) if self._out.pop(subject, None) is not None else None
 
 
 def _pause(bounds: tuple[float, float], times: int) -> float:

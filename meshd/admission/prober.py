@@ -1,4 +1,4 @@
-"""The probing side: brings the book's verdicts about, one probe at a time.
+"""The probing side: brings the book's verdicts about.
 
 Owns when to look (at once when the room changes) and the exchange of one probe; the verdicts are the book's, the judgement is
 `qspec`'s. A probe that could not be made (no link, a busy or restarting node, no answer in time) is no verdict. Without
@@ -95,20 +95,25 @@ class Prober:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            self._news = trio.Event()
-            now = trio.current_time()
-            self._book.observe((m.advert for m in self._directory().peers if _present(m)), now)
-            digest = self._digest()
-            subject = self._book.next_probe(digest, now) if digest else None
-            if subject is not None:
-                await self._probe(subject)
-            else:
+        async with trio.open_nursery() as probes:  # the book says how many
+            while True:
+                self._news = trio.Event()
+                now = trio.current_time()
+                self._book.observe((m.advert for m in self._directory().peers if _present(m)), now)
+                digest = self._digest()
+                subject = self._book.next_probe(digest, now) if digest else None
+                if subject is not None:
+                    probes.start_soon(self._probe, subject)
+                    continue
                 deadline = self._book.deadline(digest) if digest else trio.current_time() + _RETRY_S
                 with trio.move_on_at(deadline):
                     await self._news.wait()
 
     async def _probe(self, subject: Subject) -> None:
+        await self._bring_verdict(subject)
+        self.look()  # the next may go out
+
+    async def _bring_verdict(self, subject: Subject) -> None:
         member = self._directory().get(subject.node_id)
         if member is None:
             return

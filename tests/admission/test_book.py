@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from meshd.admission.book import NEVER, PROBE_S, ProbeGate, Subject, VerdictBook, subject_of
+from meshd.admission.book import MAX_OUT, NEVER, OVERDUE_S, PROBE_S, ProbeGate, Subject, VerdictBook, subject_of
 from meshd.vocabulary import Advert, LayerRange
 from tests.election.specs import advert, node
 
@@ -77,6 +77,20 @@ def test_one_probe_at_a_time_and_newcomers_first() -> None:
     book.passed(probe(book))
     book.observe([peer(2), peer(3), peer(4)], 100.0)
     assert probe(book, 100.0).node_id == node(4)
+
+
+def test_a_silent_peer_holds_up_the_others_for_a_moment_only() -> None:
+    book = book_of(*(peer(i) for i in range(2, 13)))
+    silent = [probe(book, i * OVERDUE_S) for i in range(MAX_OUT)]
+    assert len(set(silent)) == MAX_OUT
+    full = MAX_OUT * OVERDUE_S
+    assert book.next_probe("d", full) is None, "so many and no more"
+    assert book.deadline("d") == PROBE_S, "until the first is given up"
+    assert book.passed(silent[3]), "late is not wrong"
+    other = probe(book, full)
+    assert other not in silent
+    assert book.passed(other)
+    assert probe(book, full), "an answer makes room at once"
 
 
 def test_failures_are_asked_again_ever_later_and_may_be_mended() -> None:
