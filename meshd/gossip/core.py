@@ -330,11 +330,15 @@ class GossipCore:
             self._defence.conflict(sources, now)
 
     def _jam(self, jam: Jam, now: float) -> None:
+        """Only a flip is told on: a rumour's age is that of its packing, so an echo of what we told ourselves looks newer."""
+        jammed = self._room.jammed(jam.record.who)
         record = self._room.heard_health(jam.record, now)
-        if record is not None:
+        if record is None:
+            return
+        self._room.effects.append(Changed())
+        if record.health.jammed != jammed:
             packed = wire.pack_jam(health_wire.head(record.node_id, jam.record.age_s) + record.health_body)
             self._room.rumours.add(record.node_id, "jam", packed)
-            self._room.effects.append(Changed())
 
     def _via(self, *endpoints: Endpoint) -> str:
         return self._seeker.candidates.via(endpoints) or "gossip"

@@ -106,6 +106,11 @@ class Room:
             return None
         return health_wire.head(self.node_id, now - self._health[1]) + self._health[0]
 
+    def jammed(self, who: bytes) -> bool:
+        """Whether that member is jammed, as far as we know."""
+        node_id = self._whose.get(who)
+        return node_id is not None and self.records[node_id].health.jammed
+
     def heard_health(self, record: health_wire.HealthRecord, now: float) -> Record | None:
         """Keep it if it is newer than what we have; the member it is of, if so."""
         node_id = self._whose.get(record.who)

@@ -13,7 +13,7 @@ from meshd.gossip import health_wire, wire
 from meshd.gossip.core import GossipCore
 from meshd.gossip.effects import Changed, Check, Effect, Event, Exchange, Send
 from meshd.gossip.settings import GossipSettings
-from meshd.gossip.wire import Accusation, Kind, Word
+from meshd.gossip.wire import Accusation, Jam, Kind, Word
 from meshd.vocabulary import Advert, Endpoint, Health, LayerRange, Loading, NodeId, NodeStatus
 from tests.gossip.world import ADVERT, HEALTH, stated
 from tests.sim.gossip_net import endpoint, fake_sign, fake_verify, node_id
@@ -282,6 +282,27 @@ def test_a_jam_is_told_at_once_and_told_on() -> None:
     told = other.receive(payload, node_id(0), endpoint(0), 2.04)
     assert Changed() in told
     assert next(m for m in other.members(2.1) if m.node_id == node_id(0)).health.jammed
+
+
+def test_a_jam_that_comes_back_is_not_told_again() -> None:
+    """Three cores, because nobody believes what it hears of itself."""
+    cores = {endpoint(i): core(i) for i in range(3)}
+    for i, one in enumerate(cores.values()):
+        for other in {0, 1, 2} - {i}:
+            one.receive(word(other), node_id(other), endpoint(other), 0.1)
+    cores[endpoint(0)].set_health(replace(HEALTH, jammed=True), 0.2)
+    told: list[float] = []
+    for now in (0.2 + 0.05 * i for i in range(100)):
+        effects = [(source, effect) for source, one in cores.items() for effect in one.tick(now)]
+        while effects:
+            source, effect = effects.pop()
+            if isinstance(effect, Send):
+                told += [now for rumour in wire.decode_untrusted(effect.payload).rumours if isinstance(rumour, Jam)]
+                sender = cores[source].node_id
+                answers = cores[effect.to].receive(effect.payload, sender, source, now)
+                effects += [(effect.to, answer) for answer in answers]
+    assert told
+    assert max(told) < 3.0
 
 
 def test_health_of_others_is_passed_on_with_its_age() -> None:
