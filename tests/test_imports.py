@@ -31,7 +31,7 @@ PURE = [
     *("meshd.doctor." + m for m in ("finding", "layers", "nodes", "network", "diagnosis")),
     *(
         "meshd.chain." + m
-        for m in ("messages", "codec", "plan_wire", "session", "detours", "evidence", "hop", "recovery", "request")
+        for m in ("messages", "codec", "plan", "session", "detours", "evidence", "hop", "recovery", "request")
     ),
     *("meshd.client." + m for m in ("entries", "answer", "talk")),
     *("meshd.inference." + m for m in ("batch", "gathering", "engine", "text", "detokenize")),

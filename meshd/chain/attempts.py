@@ -13,6 +13,7 @@ from typing import Final
 
 from meshd.chain.drafts import MAX_DRAFTS
 from meshd.chain.messages import Open, Phase, Reply, Step
+from meshd.chain.plan import Plan
 from meshd.chain.recovery import Swap
 from meshd.chain.request import GenerationRequest
 from meshd.inference.engine import Choice
@@ -74,6 +75,7 @@ class Stepper:
         self._eos_ids = request.eos_ids
         self._sampling = request.sampling
         self._seq = 0
+        self._planned: Plan | None = None  # of the latest step
         self._guessed_from: int | None = None  # the first position that was ever sent as a guess
 
     @property
@@ -129,26 +131,34 @@ class Stepper:
         doubted = start if self._guessed_from is None else max(self._guessed_from, start - MAX_DRAFTS)
         history = self.ids[self.prompt_len :] if emit and self._sampling.needs_history else []
         return Step(
-            session=self.session,
-            attempt=attempt,
+            plan=self._plan(attempt, route),
             seq=self._seq,
             start=start,
             n=len(ids),
             emit=emit,
-            prompt_len=self.prompt_len,
-            digest=self.digest,
-            num_layers=self.num_layers,
-            route=route,
-            origin=None,
-            entry=self.entry,
             remaining_ms=max(1, int(remaining_s * 1000.0)),
             reserve_tokens=self._reserve(start + len(ids)),
-            sampling=self._sampling,
             history=tuple(history),
             rows=pack_ids(ids),
             guess=guess,
             recent=tuple(self.ids[doubted:start]),
         )
+
+    def _plan(self, attempt: int, route: Route) -> Plan:
+        """An attempt has one route, so its steps share one plan."""
+        if self._planned is None or self._planned.attempt != attempt:
+            self._planned = Plan(
+                session=self.session,
+                attempt=attempt,
+                prompt_len=self.prompt_len,
+                digest=self.digest,
+                num_layers=self.num_layers,
+                route=route,
+                origin=None,
+                entry=self.entry,
+                sampling=self._sampling,
+            )
+        return self._planned
 
     def _reserve(self, end: int) -> int:
         """Room for the prompt and the next few hundred tokens, never more than the request can use."""

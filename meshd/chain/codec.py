@@ -4,7 +4,7 @@
 from it; the only error is BadFrame, which names the field. A step's body is its rows, then its history as int32 (too long for
 a head).
 
-What is the same in every step of an attempt travels as one value of bytes, its ``plan`` (`plan_wire`).
+What is the same in every step of an attempt travels as one value of bytes, its ``plan`` (`plan`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from meshd.chain.messages import (
-    MAX_HOPS,
     Ask,
     ChainMessage,
     End,
@@ -30,16 +29,15 @@ from meshd.chain.messages import (
     Trace,
     Why,
 )
-from meshd.chain.plan_wire import (
+from meshd.chain.plan import (
     MAX_COUNT,
     MAX_DIGEST,
+    MAX_HOPS,
     MAX_POSITION,
     MAX_TOP,
-    Plan,
     hop_out,
     hop_untrusted,
     origin_untrusted,
-    packed,
     plan_untrusted,
     session_untrusted,
 )
@@ -62,6 +60,7 @@ MAX_ROWS: Final = 4096  # in one message
 MAX_CHOICES: Final = 64
 MAX_GUESS: Final = 32  # more than anybody sends
 MAX_DETAIL: Final = 200
+_LISTS: Final = (list, tuple)  # made once: a union in the line is made for every message
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -110,19 +109,8 @@ def _key(message: Fill | Need | Reply | Ask | Progress) -> dict[str, Any]:
 
 
 def _step_head(step: Step) -> dict[str, Any]:
-    plan = Plan(
-        step.session,
-        step.attempt,
-        step.prompt_len,
-        step.digest,
-        step.num_layers,
-        step.route,
-        step.origin,
-        step.entry,
-        step.sampling,
-    )
     return {
-        "plan": packed(plan),
+        "plan": step.plan.packed,
         "seq": step.seq,
         "start": step.start,
         "n": step.n,
@@ -164,28 +152,19 @@ def _step(head: Mapping[str, Any], body: bytes) -> Step:
     raw = head.get("plan")
     if not isinstance(raw, bytes):
         raise BadFrame("plan: not bytes")
-    plan = plan_untrusted(raw)
     n, start = integer_untrusted(head, "n", 0, MAX_ROWS), integer_untrusted(head, "start", 0, MAX_POSITION)
     history = integer_untrusted(head, "history", 0, MAX_POSITION)
     if 4 * history > len(body):
         raise BadFrame("history: longer than the body")
     split = len(body) - 4 * history
     return Step(
-        session=plan.session,
-        attempt=plan.attempt,
+        plan=plan_untrusted(raw),
         seq=integer_untrusted(head, "seq", 0, MAX_COUNT),
         start=start,
         n=n,
         emit=integer_untrusted(head, "emit", 0, min(n, MAX_CHOICES)),
-        prompt_len=plan.prompt_len,
-        digest=plan.digest,
-        num_layers=plan.num_layers,
-        route=plan.route,
-        origin=plan.origin,
-        entry=plan.entry,
         remaining_ms=integer_untrusted(head, "remaining_ms", 0, 1 << 32),
         reserve_tokens=integer_untrusted(head, "reserve", 0, MAX_POSITION),
-        sampling=plan.sampling,
         history=struct.unpack(f"<{history}i", body[split:]),
         trail=_trail(head),
         rows=body[:split],
@@ -307,7 +286,7 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], bytes], ChainMessage]]
 def _trail(head: Mapping[str, Any]) -> tuple[Trace, ...]:
     trail = []
     for item in list_untrusted(head, "trail", MAX_HOPS):
-        if not isinstance(item, list | tuple) or len(item) < 3:
+        if not isinstance(item, _LISTS) or len(item) < 3:
             raise BadFrame("trail: not traces")
         filled = whole_untrusted(item[2], "trail", 0, MAX_POSITION)
         windows = len(item) > 3 and item[3] is True
@@ -322,13 +301,13 @@ def _ids(head: Mapping[str, Any], name: str, longest: int) -> tuple[int, ...]:
 
 
 def _choice(item: object) -> Choice:
-    if not isinstance(item, list | tuple) or len(item) != 6 or not isinstance(item[5], list | tuple):
+    if not isinstance(item, _LISTS) or len(item) != 6 or not isinstance(item[5], _LISTS):
         raise BadFrame("choices: not a choice")
     if len(item[5]) > MAX_TOP:
         raise BadFrame("choices: too many alternatives")
     top = []
     for pair in item[5]:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
+        if not isinstance(pair, _LISTS) or len(pair) != 2:
             raise BadFrame("choices: not an alternative")
         top.append((whole_untrusted(pair[0], "choices", 0, 1 << 31), finite_untrusted(pair[1], "choices")))
     return Choice(

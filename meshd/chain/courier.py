@@ -27,6 +27,7 @@ from meshd.vocabulary import NodeId, SessionId
 BULK_ROWS: Final = 16  # more rows than this travel beside the small messages, not among them
 OUTBOX: Final = 128
 LOCAL: Final = 4096
+_WITH_ROWS: Final = (Step, Fill)
 
 Deliver = Callable[[NodeId, ChainMessage], None]
 Report = Callable[[SessionId, NodeId, Why, int | None], None]
@@ -95,7 +96,7 @@ class Courier:
             return
         if via is not None and via != to and self._links.live(to) is None:
             to = via
-        bulk = isinstance(message, Step | Fill) and message.n > BULK_ROWS
+        bulk = isinstance(message, _WITH_ROWS) and message.n > BULK_ROWS
         place = (message.session, to, bulk)
         outbox = self._outboxes.get(place)
         if outbox is None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from meshd.chain.effects import Compute, ReadLog, Send
@@ -66,13 +66,13 @@ class HopSession:
     def __init__(self, self_id: NodeId, step: Step, source: NodeId) -> None:
         self.session = step.session
         self.layers = step.layers
-        self.entry = step.entry
+        self.entry = step.plan.entry
         self.upstream = source  # who a reply goes back through
         self.attempt = -1
         self.windows = False  # what to tell the entry of this node's arithmetic
         self._self = self_id
         self._holding = Holding()
-        self._origin = step.origin
+        self._origin = step.plan.origin
         self._next: NodeId | None = None
         self._last = (-1, -1)
         self._latest = step
@@ -95,7 +95,8 @@ class HopSession:
 
     def step(self, step: Step, source: NodeId, now: float) -> list[Effect]:
         """Rows to run, or (n = 0) a request to be ready for them."""
-        if step.key <= self._last or any(item.step.key == step.key for item in self._queue):
+        key = step.key
+        if key <= self._last or any(item.step.key == key for item in self._queue):
             return []
         item = _Queued(step, source, now, now + step.remaining_ms / 1000.0)
         if step.n == 0:
@@ -104,7 +105,7 @@ class HopSession:
         else:
             if step.attempt > self.attempt:
                 self._supersede(step.attempt)
-            self._last = step.key
+            self._last = key
             self._adopt(item)
         if len(self._queue) >= MAX_QUEUE:
             return [self._lost(step.attempt, Why.FULL, "too many steps wait at this hop")]
@@ -228,7 +229,8 @@ class HopSession:
         if node != self._next or mark < self.attempt or self._told == (mark, node):
             return []
         self._told = (mark, node)
-        lost = self._latest.route[1] if len(self._latest.route) > 1 else None
+        route = self._latest.plan.route
+        lost = route[1] if len(route) > 1 else None
         if lost is None or lost.node_id != node:
             return []
         return [Send(self.entry, Lost(self.session, mark, node, lost.layers, why), self.upstream)]
@@ -263,8 +265,9 @@ class HopSession:
         """A real step says where this hop's rows come from and go to."""
         self._latest = item.step
         self.upstream = item.source
-        self._origin = item.step.origin
-        self._next = item.step.route[1].node_id if len(item.step.route) > 1 else None
+        self._origin = item.step.plan.origin
+        route = item.step.plan.route
+        self._next = route[1].node_id if len(route) > 1 else None
 
     def _go(self, now: float) -> list[Effect]:
         """Start whatever can run."""
@@ -281,7 +284,7 @@ class HopSession:
                     self._want = None
             elif not self._holding.reaches(item.step):
                 if self._want is None:
-                    effects += self._want_rows(item.step.key, item.source, item.step.origin, item.step.start, now)
+                    effects += self._want_rows(item.step.key, item.source, item.step.plan.origin, item.step.start, now)
                 break
             elif item.step.n == 0:
                 self._queue.popleft()
@@ -292,18 +295,18 @@ class HopSession:
         return effects
 
     def _compute_step(self, item: _Queued) -> Compute:
-        step = item.step
-        last = step.layers.end == step.num_layers
+        step, plan = item.step, item.step.plan
+        last = step.layers.end == plan.num_layers
         run = Run(
-            session=step.session,
+            session=plan.session,
             layers=step.layers,
             start=step.start,
             n=step.n,
             emit=step.emit if last else step.n,
-            prompt_len=step.prompt_len,
+            prompt_len=plan.prompt_len,
             rows=step.rows,
             reserve_tokens=step.reserve_tokens,
-            sampling=step.sampling if last else None,
+            sampling=plan.sampling if last else None,
             history=step.history if last else (),
         )
         return self._start(item, run)
@@ -316,7 +319,7 @@ class HopSession:
             start=fill.start,
             n=fill.n,
             emit=0,
-            prompt_len=shape.prompt_len,
+            prompt_len=shape.plan.prompt_len,
             rows=fill.rows,
             reserve_tokens=shape.reserve_tokens,
         )
@@ -339,7 +342,7 @@ class HopSession:
         step = item.step
         trail = (*step.trail, Trace(ran.compute_ms, (now - item.arrived) * 1000.0, self._filled, self.windows))
         self._filled = 0
-        if len(step.route) == 1:
+        if len(step.plan.route) == 1:
             reply = Reply(
                 step.session,
                 step.attempt,
@@ -351,22 +354,28 @@ class HopSession:
                 guess=step.guess,
             )
             return [Send(self.entry, reply, item.source)]
-        onward = replace(
-            step,
-            route=step.route[1:],
-            origin=step.layers,
+        onward = Step(
+            plan=step.plan.onward,
+            seq=step.seq,
+            start=step.start,
+            n=step.n,
+            emit=step.emit,
             remaining_ms=max(0, int((item.expires - now) * 1000.0)),
+            reserve_tokens=step.reserve_tokens,
+            history=step.history,
             trail=trail,
             rows=ran.rows,
+            guess=step.guess,
+            recent=step.recent,
         )
-        return [Send(step.route[1].node_id, onward)]
+        return [Send(step.plan.route[1].node_id, onward)]
 
     def _sender(self, item: _Queued | Fill) -> tuple[NodeId, LayerRange] | None:
         """The hop whose rows ``item`` holds; None where they are the entry's."""
         if isinstance(item, Fill):
             source, origin = (self._want.source, self._want.origin) if self._want else (self.upstream, self._origin)
         else:
-            source, origin = item.source, item.step.origin
+            source, origin = item.source, item.step.plan.origin
         return None if origin is None else (source, origin)
 
     def _lost(self, attempt: int, why: Why, detail: str) -> Send:
@@ -393,6 +402,8 @@ class HopSession:
 
     def _settle_owed(self, now: float) -> list[Effect]:
         """Answer the needs that can be answered now; ask upstream for the rest."""
+        if not self._owed:
+            return []
         effects: list[Effect] = []
         for need, source in self._owed:
             if need.upto <= self.have:

@@ -213,15 +213,17 @@ class Hops:
     def _step(self, step: Step, source: NodeId, now: float) -> list[Effect]:
         if step.attempt <= self._ended.get(step.session, -1):
             return []
-        refusal = self._refusal(step.route[0], step.digest, step.session)
-        if refusal is None and (step.origin.end if step.origin else 0) != step.layers.start:
-            refusal = Why.STALE, f"layers {step.layers} do not follow {step.origin}"
+        refusal = self._refusal(step.plan.route[0], step.plan.digest, step.session)
+        if refusal is None and (step.plan.origin.end if step.plan.origin else 0) != step.layers.start:
+            refusal = Why.STALE, f"layers {step.layers} do not follow {step.plan.origin}"
         if refusal is not None:
             why, detail = refusal
             lost = Lost(step.session, step.attempt, self.self_id, step.layers, why, detail)
-            return [Send(step.entry, lost, source)]
-        room = self._rooms.setdefault(step.session, _Room(step.entry, now + SILENCE_S))
-        if room.entry != step.entry:
+            return [Send(step.plan.entry, lost, source)]
+        room = self._rooms.get(step.session)
+        if room is None:
+            room = self._rooms[step.session] = _Room(step.plan.entry, now + SILENCE_S)
+        if room.entry != step.plan.entry:
             return []
         hop = room.hops.get(step.layers)
         if hop is None:

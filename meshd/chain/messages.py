@@ -21,12 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
-from meshd.inference.engine import Choice, Sampling
-from meshd.vocabulary import Hop, LayerRange, NodeId, Route, SessionId
-
-MAX_HOPS: Final = 32
+from meshd.chain.plan import Plan
+from meshd.inference.engine import Choice
+from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows to run. ``route`` begins with the receiver; ``origin`` is the range of the sending hop (None: the entry).
+    """Rows to run.
 
     ``emit`` trailing positions are drawn at the exit. ``n`` 0 prepares: the receiver fills itself up to ``start``, then asks
     the same of its next; the running session is not touched by it. ``trail`` is what the hops before the receiver did.
@@ -52,21 +50,13 @@ class Step:
     ids before ``start``, as many as somebody may hold guesses of (`holding`).
     """
 
-    session: SessionId
-    attempt: int
+    plan: Plan
     seq: int
     start: int
     n: int
     emit: int
-    prompt_len: int
-    digest: str
-    num_layers: int
-    route: Route
-    origin: LayerRange | None
-    entry: NodeId
     remaining_ms: int
     reserve_tokens: int
-    sampling: Sampling
     history: tuple[int, ...] = ()
     trail: tuple[Trace, ...] = ()
     rows: bytes = b""
@@ -74,8 +64,16 @@ class Step:
     recent: tuple[int, ...] = ()
 
     @property
+    def session(self) -> SessionId:
+        return self.plan.session
+
+    @property
+    def attempt(self) -> int:
+        return self.plan.attempt
+
+    @property
     def key(self) -> tuple[int, int]:
-        return (self.attempt, self.seq)
+        return (self.plan.attempt, self.seq)
 
     @property
     def end(self) -> int:
@@ -84,7 +82,7 @@ class Step:
     @property
     def layers(self) -> LayerRange:
         """The receiver's range."""
-        return self.route[0].layers
+        return self.plan.route[0].layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,5 +221,8 @@ class Opened:
     layers: LayerRange
     have: int
 
+
+ForEntry = Reply | Lost | Progress | Opened
+"""What hops tell the entry. A name of its own, because a union in the line is made again for every message."""
 
 ChainMessage = Open | Opened | Step | Need | Fill | Reply | Lost | Ask | Progress | End

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from meshd.chain.messages import MAX_HOPS
+from meshd.chain.plan import MAX_HOPS
 from meshd.vocabulary import Hop, LayerRange, NodeId, Route
 
 

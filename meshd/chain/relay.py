@@ -15,7 +15,7 @@ import trio
 from meshd.chain.courier import Courier
 from meshd.chain.effects import Begin, Compute, Forget, HopEffect, ReadLog, Send
 from meshd.chain.hops import Failed, Held, Hops, Kept, Missing, Outcome, Rows
-from meshd.chain.messages import ChainMessage, Lost, Opened, Progress, Reply, Why
+from meshd.chain.messages import ChainMessage, ForEntry, Why
 from meshd.errors import BadTensor, Busy, MeshdError, NeedRows, RangeNotHeld
 from meshd.inference.engine import Engine, Ran, submitting
 from meshd.vocabulary import NodeId, SessionId
@@ -72,7 +72,7 @@ class Relay:
 
     def deliver(self, source: NodeId, message: ChainMessage) -> None:
         """A message for a hop, or one that a hop passes on towards its entry."""
-        if isinstance(message, Reply | Lost | Progress | Opened):
+        if isinstance(message, ForEntry):
             entry = self._hops.entry_of(message.session)
             upstream = self._hops.upstream_of(message.session)
             if entry is not None and self._courier is not None and upstream != source:

@@ -17,7 +17,7 @@ from meshd.chain.codec import PREFIX
 from meshd.chain.courier import Courier
 from meshd.chain.drafts import NgramDrafts
 from meshd.chain.entry import Entry, EntryParts, NewDrafts, Notice
-from meshd.chain.messages import ChainMessage, Lost, Need, Opened, Progress, Reply, Why
+from meshd.chain.messages import ChainMessage, ForEntry, Need, Why
 from meshd.chain.relay import Relay
 from meshd.chain.request import Event, GenerationRequest
 from meshd.directory import Directory
@@ -122,9 +122,7 @@ class ChainService:
         return engine.info.spec if engine else None
 
     def _deliver(self, source: NodeId, message: ChainMessage) -> None:
-        ours = isinstance(message, Reply | Lost | Progress | Opened) or (
-            isinstance(message, Need) and message.origin is None
-        )
+        ours = isinstance(message, ForEntry) or (isinstance(message, Need) and message.origin is None)
         if not (ours and self._entry.deliver(source, message)):
             self._relay.deliver(source, message)
             if not (self._relay.serves(message.session) or self._entry.serves(message.session)):

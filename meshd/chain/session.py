@@ -120,6 +120,7 @@ class Session:
         self._current = Attempt(0, route, 0, now, dead=True)
         self._acked = 0
         self._resent = False
+        self._refused: set[NodeId] = set()  # not to be reached from here: what is their neighbour's word?
         self._prepared: _Prepared | None = None
         self._prepare_at = now
         self._stuck: _Stuck | None = None
@@ -199,6 +200,7 @@ class Session:
             return []
         if why is Why.REFUSED and node != self.route[0].node_id:
             # Perhaps only this node cannot reach it: its neighbour will say. Try another beside it meanwhile.
+            self._refused.add(node)
             return self._hedge({node} & self._current.nodes, "reset", now)
         return self._lose({node}, why, self._self, now)
 
@@ -332,6 +334,7 @@ class Session:
         self._began = now
         self._detours.next_token()
         self._resent = False
+        self._refused.clear()
         self._patience.token()
         self._progress(now)
         return effects + self._onward(now)
@@ -516,7 +519,8 @@ class Session:
         if older:  # a slow route still runs: better late than never
             self._current = older[-1]
             self._progress(now)
-            return []
+            # A hop that has taken up a later attempt says no more of this one: where a loss is likely it is asked anew.
+            return self._again(now) if self._current.nodes & self._refused else []
         if any(self._replicas.pending(layers) for layers in found.missing):
             self._stuck = _Stuck(bad, reason, now + PENDING_S, now + RETRY_S)
             return []

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshd.chain.effects import Compute, Send
 from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hops import Failed, Held, Hops
 from meshd.chain.messages import Fill, Lost, Need, Step, Why
+from meshd.chain.plan import Plan
 from meshd.inference.engine import Sampling
 from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
+from tests.chain.steps import changed
 
 ENTRY, A, B, C = (NodeId(f"{i:032x}") for i in range(4))
 SESSION = SessionId("a" * 32)
 FIRST, MIDDLE = LayerRange(0, 4), LayerRange(4, 8)
 BAD = Failed(Why.ROWS, "rows that are not finite")
 STEP = Step(
-    session=SESSION,
-    attempt=1,
+    plan=Plan(
+        session=SESSION,
+        attempt=1,
+        prompt_len=3,
+        digest="d",
+        num_layers=12,
+        route=(Hop(B, MIDDLE, 7), Hop(C, LayerRange(8, 12), 1)),
+        origin=FIRST,
+        entry=ENTRY,
+        sampling=Sampling(),
+    ),
     seq=1,
     start=0,
     n=3,
     emit=1,
-    prompt_len=3,
-    digest="d",
-    num_layers=12,
-    route=(Hop(B, MIDDLE, 7), Hop(C, LayerRange(8, 12), 1)),
-    origin=FIRST,
-    entry=ENTRY,
     remaining_ms=5000,
     reserve_tokens=259,
-    sampling=Sampling(),
     rows=b"x" * 48,
 )
 
@@ -64,13 +66,13 @@ def test_the_sender_of_a_step_is_named() -> None:
 def test_another_sender_is_taken_at_once() -> None:
     table = hops()
     table.settle(compute(table.receive(STEP, A, 10.0)), BAD, 10.1)
-    again = compute(table.receive(replace(STEP, attempt=2, seq=2), C, 10.2))
+    again = compute(table.receive(changed(STEP, attempt=2, seq=2), C, 10.2))
     assert again.run.rows == STEP.rows
 
 
 def test_the_sender_of_a_fill_is_named() -> None:
     table = hops()
-    effects = table.receive(replace(STEP, start=3, n=1, rows=b"x" * 16), A, 10.0)
+    effects = table.receive(changed(STEP, start=3, n=1, rows=b"x" * 16), A, 10.0)
     (need,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Need)]
     fill = Fill(SESSION, need.attempt, need.seq, MIDDLE, 0, 3, b"y" * 48)
     job = compute(table.receive(fill, A, 10.1))
@@ -80,7 +82,7 @@ def test_the_sender_of_a_fill_is_named() -> None:
 
 def test_what_the_entry_sent_accuses_nobody_else() -> None:
     table = hops(LayerRange(0, 4))
-    step = replace(STEP, route=(Hop(B, FIRST, 7), Hop(C, LayerRange(4, 12), 1)), origin=None, rows=b"\0" * 12)
+    step = changed(STEP, route=(Hop(B, FIRST, 7), Hop(C, LayerRange(4, 12), 1)), origin=None, rows=b"\0" * 12)
     job = compute(table.receive(step, ENTRY, 10.0))
     _, message = lost(table.settle(job, BAD, 10.1))
     assert (message.node, message.layers, message.why) == (B, FIRST, Why.ENGINE)

@@ -24,6 +24,7 @@ from meshd.chain.messages import (
     Trace,
     Why,
 )
+from meshd.chain.plan import Plan
 from meshd.errors import BadFrame
 from meshd.inference.engine import Choice, Sampling
 from meshd.links.wire import Message
@@ -45,23 +46,25 @@ def steps(draw: st.DrawFn) -> Step:
     n, start = draw(st.integers(0, 50)), draw(counts)
     ids = st.lists(st.integers(0, 1 << 30), max_size=32).map(tuple)
     return Step(
-        session=SESSION,
-        attempt=draw(counts),
+        plan=Plan(
+            session=SESSION,
+            attempt=draw(counts),
+            prompt_len=draw(counts),
+            digest=draw(st.text(max_size=128)),
+            num_layers=ends[-1],
+            route=route,
+            origin=LayerRange(0, first) if first else None,
+            entry=NODE,
+            sampling=draw(
+                st.builds(Sampling, floats, floats, st.integers(0, 100), logprobs=st.none() | st.integers(0, 20))
+            ),
+        ),
         seq=draw(counts),
         start=start,
         n=n,
         emit=draw(st.integers(0, min(n, 64))),
-        prompt_len=draw(counts),
-        digest=draw(st.text(max_size=128)),
-        num_layers=ends[-1],
-        route=route,
-        origin=LayerRange(0, first) if first else None,
-        entry=NODE,
         remaining_ms=draw(counts),
         reserve_tokens=draw(counts),
-        sampling=draw(
-            st.builds(Sampling, floats, floats, st.integers(0, 100), logprobs=st.none() | st.integers(0, 20))
-        ),
         history=tuple(draw(st.lists(st.integers(0, 1 << 30), max_size=20))),
         trail=draw(traces),
         rows=draw(st.binary(max_size=200)),
@@ -169,21 +172,23 @@ def test_a_damaged_field_is_refused_or_harmless(message: ChainMessage, data: st.
 )
 def test_a_step_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     step = Step(
-        session=SESSION,
-        attempt=1,
+        plan=Plan(
+            session=SESSION,
+            attempt=1,
+            prompt_len=1,
+            digest="d",
+            num_layers=8,
+            route=(Hop(NODE, LayerRange(0, 8), 0),),
+            origin=None,
+            entry=NODE,
+            sampling=Sampling(),
+        ),
         seq=1,
         start=0,
         n=1,
         emit=1,
-        prompt_len=1,
-        digest="d",
-        num_layers=8,
-        route=(Hop(NODE, LayerRange(0, 8), 0),),
-        origin=None,
-        entry=NODE,
         remaining_ms=1,
         reserve_tokens=1,
-        sampling=Sampling(),
     )
     wire = to_wire(step)
     from_wire_untrusted(wire)

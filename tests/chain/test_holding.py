@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,10 +9,11 @@ from meshd.chain.holding import Holding
 from meshd.chain.hops import Hops
 from meshd.chain.messages import Need, Step
 from meshd.inference.engine import Ran
+from tests.chain.steps import changed
 from tests.chain.test_hops import STEP, A, compute, hops, sent
 
 # Positions 0..2 are the prompt; then position 3 with guesses for 4, 5 and 6.
-WINDOW = replace(STEP, seq=2, start=3, n=4, emit=4, rows=b"x" * 64, guess=(40, 50, 60))
+WINDOW = changed(STEP, seq=2, start=3, n=4, emit=4, rows=b"x" * 64, guess=(40, 50, 60))
 
 
 def after_window() -> Hops:
@@ -29,7 +28,7 @@ def after_window() -> Hops:
 
 
 def next_step(start: int, recent: tuple[int, ...], *, attempt: int = 1, seq: int = 3) -> Step:
-    return replace(STEP, attempt=attempt, seq=seq, start=start, n=1, emit=1, rows=b"x" * 16, recent=recent)
+    return changed(STEP, attempt=attempt, seq=seq, start=start, n=1, emit=1, rows=b"x" * 16, recent=recent)
 
 
 def test_a_step_that_confirms_guesses_is_computed() -> None:
@@ -55,11 +54,11 @@ def test_wrong_guesses_are_asked_for_again() -> None:
 
 def test_preparing_does_not_count_on_guesses_either() -> None:
     table = after_window()
-    step = replace(next_step(6, (7, 40, 51), attempt=5), n=0, emit=0, rows=b"")
+    step = changed(next_step(6, (7, 40, 51), attempt=5), n=0, emit=0, rows=b"")
     ((_, need),) = sent(table.receive(step, A, 1.0))
     assert isinstance(need, Need)
     table = after_window()
-    ((_, onward),) = sent(table.receive(replace(step, recent=(7, 40, 50)), A, 1.0))
+    ((_, onward),) = sent(table.receive(changed(step, recent=(7, 40, 50)), A, 1.0))
     assert isinstance(onward, Step)
 
 
@@ -72,7 +71,7 @@ def test_what_is_counted_on_is_right(ids: list[int], windows: list[tuple[int, li
     holding, tokens = Holding(), list[int]()  # the ids behind the rows that the engine holds
     for position, guess, cut in sorted(windows, key=lambda window: window[0]):
         recent = tuple(ids[max(0, position - (2 if cut else 8)) : position])
-        step = replace(STEP, start=position, n=1 + len(guess), guess=tuple(guess), recent=recent)
+        step = changed(STEP, start=position, n=1 + len(guess), guess=tuple(guess), recent=recent)
         if not holding.reaches(step):
             assert tokens[: holding.have] == ids[: holding.have]
             tokens = ids[:position]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from meshd.chain.attempts import pack_ids
@@ -12,28 +10,32 @@ from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hop import NEED_AGAIN_S
 from meshd.chain.hops import ORPHAN_S, SILENCE_S, Failed, Held, Hops, Missing, Rows
 from meshd.chain.messages import Ask, End, Fill, Lost, Need, Phase, Progress, Reply, Step, Why
+from meshd.chain.plan import Plan
 from meshd.inference.engine import Choice, Ran, Sampling
 from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
+from tests.chain.steps import changed
 
 ENTRY, A, B, C = (NodeId(f"{i:032x}") for i in range(4))
 SESSION = SessionId("a" * 32)
 MIDDLE = LayerRange(4, 8)
 STEP = Step(
-    session=SESSION,
-    attempt=1,
+    plan=Plan(
+        session=SESSION,
+        attempt=1,
+        prompt_len=3,
+        digest="d",
+        num_layers=12,
+        route=(Hop(B, MIDDLE, 7), Hop(C, LayerRange(8, 12), 1)),
+        origin=LayerRange(0, 4),
+        entry=ENTRY,
+        sampling=Sampling(),
+    ),
     seq=1,
     start=0,
     n=3,
     emit=1,
-    prompt_len=3,
-    digest="d",
-    num_layers=12,
-    route=(Hop(B, MIDDLE, 7), Hop(C, LayerRange(8, 12), 1)),
-    origin=LayerRange(0, 4),
-    entry=ENTRY,
     remaining_ms=5000,
     reserve_tokens=259,
-    sampling=Sampling(),
     rows=b"x" * 48,
 )
 
@@ -61,7 +63,7 @@ def test_a_step_is_computed_and_passed_on() -> None:
     ((to, onward),) = sent(table.settle(job, Ran(rows=b"y" * 48, compute_ms=4.0), 10.5))
     assert to == C
     assert isinstance(onward, Step)
-    assert (onward.route, onward.origin, onward.rows) == (STEP.route[1:], MIDDLE, b"y" * 48)
+    assert (onward.plan.route, onward.plan.origin, onward.rows) == (STEP.plan.route[1:], MIDDLE, b"y" * 48)
     assert onward.remaining_ms == 4500
     assert [(t.compute_ms, t.hold_ms) for t in onward.trail] == [(4.0, 500.0)]
 
@@ -69,7 +71,7 @@ def test_a_step_is_computed_and_passed_on() -> None:
 def test_the_exit_draws_and_replies_to_the_entry() -> None:
     table = Hops(C)
     table.held = Held("d", LayerRange(8, 12), 1)
-    step = replace(STEP, route=STEP.route[1:], origin=MIDDLE)
+    step = changed(STEP, route=STEP.plan.route[1:], origin=MIDDLE)
     job = compute(table.receive(step, B, 0.0))
     assert (job.run.emit, job.run.sampling) == (1, Sampling())
     choice = Choice(3, 65, 65, 1.0)
@@ -86,14 +88,14 @@ def test_doubled_and_old_steps_are_ignored() -> None:
     assert table.receive(STEP, A, 0.0) == []
     table.settle(job, Ran(rows=b"y" * 48), 0.0)
     assert table.receive(STEP, A, 0.0) == []
-    assert table.receive(replace(STEP, attempt=0, seq=9), A, 0.0) == []
-    compute(table.receive(replace(STEP, attempt=1, seq=2, start=3), A, 0.0))
+    assert table.receive(changed(STEP, attempt=0, seq=9), A, 0.0) == []
+    compute(table.receive(changed(STEP, attempt=1, seq=2, start=3), A, 0.0))
 
 
 def test_a_later_attempt_supersedes_what_runs() -> None:
     table = hops()
     job = compute(table.receive(STEP, A, 0.0))
-    assert table.receive(replace(STEP, attempt=2, seq=2), A, 0.0) == []
+    assert table.receive(changed(STEP, attempt=2, seq=2), A, 0.0) == []
     again = compute(table.settle(job, Ran(rows=b"y" * 48), 0.1))
     ((_, onward),) = sent(table.settle(again, Ran(rows=b"z" * 48), 0.2))
     assert isinstance(onward, Step)
@@ -102,10 +104,10 @@ def test_a_later_attempt_supersedes_what_runs() -> None:
 
 def test_missing_rows_are_asked_for_computed_and_kept() -> None:
     table = hops()
-    late = replace(STEP, start=5, n=1, rows=b"x" * 16)
+    late = changed(STEP, start=5, n=1, rows=b"x" * 16)
     ((to, need),) = sent(table.receive(late, A, 0.0))
     assert (to, need) == (A, Need(SESSION, 1, 1, MIDDLE, LayerRange(0, 4), 0, 5))
-    behind = replace(late, seq=2, start=6)
+    behind = changed(late, seq=2, start=6)
     assert table.receive(behind, A, 0.0) == []
     assert table.receive(Fill(SESSION, 1, 1, MIDDLE, 2, 3, b""), A, 0.0) == []  # not what comes next
     assert table.receive(Fill(SESSION, 9, 1, MIDDLE, 0, 5, b""), A, 0.0) == []  # not what was asked for
@@ -124,7 +126,7 @@ def test_missing_rows_are_asked_for_computed_and_kept() -> None:
 def test_an_evicted_session_asks_again() -> None:
     table = hops()
     table.settle(compute(table.receive(STEP, A, 0.0)), Ran(rows=b"y" * 48), 0.0)
-    job = compute(table.receive(replace(STEP, seq=2, start=3, n=1), A, 0.0))
+    job = compute(table.receive(changed(STEP, seq=2, start=3, n=1), A, 0.0))
     ((_, need),) = sent(table.settle(job, Missing(0), 0.0))
     assert isinstance(need, Need)
     assert (need.have, need.upto) == (0, 3)
@@ -132,7 +134,7 @@ def test_an_evicted_session_asks_again() -> None:
 
 def test_an_unanswered_need_is_repeated() -> None:
     table = hops()
-    table.receive(replace(STEP, start=5), A, 0.0)
+    table.receive(changed(STEP, start=5), A, 0.0)
     assert table.tick(0.9) == []
     assert table.deadline() == NEED_AGAIN_S
     ((to, need),) = sent(table.tick(table.deadline()))
@@ -153,7 +155,7 @@ def test_a_need_is_answered_from_the_log_whatever_its_attempt() -> None:
 
 def test_long_fills_are_cut() -> None:
     table = hops()
-    table.settle(compute(table.receive(replace(STEP, n=600, rows=b"x" * 9600), A, 0.0)), Ran(rows=b"y" * 9600), 0.0)
+    table.settle(compute(table.receive(changed(STEP, n=600, rows=b"x" * 9600), A, 0.0)), Ran(rows=b"y" * 9600), 0.0)
     (read,) = table.receive(Need(SESSION, 1, 1, LayerRange(8, 12), MIDDLE, 0, 600), C, 0.0)
     assert isinstance(read, ReadLog)
     fills = [message for _, message in sent(table.settle(read, Rows(b"z" * 9600), 0.0))]
@@ -182,17 +184,17 @@ def test_a_log_that_is_too_short_is_filled_from_upstream() -> None:
 def test_preparing_does_not_touch_the_running_session() -> None:
     table = hops()
     table.settle(compute(table.receive(STEP, A, 0.0)), Ran(rows=b"y" * 48), 0.0)
-    prepare = replace(STEP, attempt=2, seq=2, start=3, n=0, emit=0, rows=b"")
+    prepare = changed(STEP, attempt=2, seq=2, start=3, n=0, emit=0, rows=b"")
     ((to, onward),) = sent(table.receive(prepare, A, 0.0))
     assert to == C
     assert isinstance(onward, Step)
     assert onward.n == 0
-    compute(table.receive(replace(STEP, seq=3, start=3, n=1), A, 0.0))  # attempt 1 still runs
+    compute(table.receive(changed(STEP, seq=3, start=3, n=1), A, 0.0))  # attempt 1 still runs
 
 
 def test_preparing_fills_a_newcomer() -> None:
     table = hops()
-    prepare = replace(STEP, attempt=2, seq=2, start=3, n=0, emit=0, rows=b"")
+    prepare = changed(STEP, attempt=2, seq=2, start=3, n=0, emit=0, rows=b"")
     ((to, need),) = sent(table.receive(prepare, A, 0.0))
     assert to == A
     assert isinstance(need, Need)
@@ -210,14 +212,14 @@ def test_preparing_fills_a_newcomer() -> None:
         (Held("other", LayerRange(2, 10), 7), {}, Why.STALE),
         (Held("d", LayerRange(2, 7), 7), {}, Why.STALE),
         (Held("d", LayerRange(2, 10), 8), {}, Why.STALE),
-        (Held("d", LayerRange(2, 10), 7), {"route": (Hop(A, MIDDLE, 7), STEP.route[1])}, Why.STALE),
+        (Held("d", LayerRange(2, 10), 7), {"route": (Hop(A, MIDDLE, 7), STEP.plan.route[1])}, Why.STALE),
         (Held("d", LayerRange(2, 10), 7), {"origin": LayerRange(0, 3)}, Why.STALE),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused(held: Held | None, change: dict[str, object], why: Why) -> None:
     table = hops()
     table.held = held
-    ((to, lost),) = sent(table.receive(replace(STEP, **change), A, 0.0))  # type: ignore[arg-type] # fields by name
+    ((to, lost),) = sent(table.receive(changed(STEP, **change), A, 0.0))
     assert to == ENTRY
     assert isinstance(lost, Lost)
     assert (lost.why, lost.node) == (why, B)
@@ -228,7 +230,7 @@ def test_too_many_sessions_are_refused() -> None:
     table = Hops(B, max_sessions=1)
     table.held = Held("d", LayerRange(2, 10), 7)
     table.receive(STEP, A, 0.0)
-    ((_, lost),) = sent(table.receive(replace(STEP, session=SessionId("b" * 32)), A, 0.0))
+    ((_, lost),) = sent(table.receive(changed(STEP, session=SessionId("b" * 32)), A, 0.0))
     assert isinstance(lost, Lost)
     assert lost.why is Why.FULL
 
@@ -252,7 +254,7 @@ def test_a_lost_next_hop_is_told_once() -> None:
 def test_expired_steps_are_dropped() -> None:
     table = hops()
     job = compute(table.receive(STEP, A, 0.0))
-    table.receive(replace(STEP, seq=2, start=3, n=1, remaining_ms=10), A, 0.0)
+    table.receive(changed(STEP, seq=2, start=3, n=1, remaining_ms=10), A, 0.0)
     ((_, onward),) = sent(table.settle(job, Ran(rows=b"y" * 48), 1.0))
     assert isinstance(onward, Step)
     assert onward.seq == 1
@@ -269,7 +271,7 @@ def test_where_a_step_is() -> None:
 
     assert phase(1) == (Phase.UNSEEN, 0)
     job = compute(table.receive(STEP, A, 0.0))
-    table.receive(replace(STEP, seq=2, start=3, n=1), A, 0.0)
+    table.receive(changed(STEP, seq=2, start=3, n=1), A, 0.0)
     assert [phase(seq) for seq in (1, 2, 3)] == [(Phase.COMPUTING, 0), (Phase.QUEUED, 0), (Phase.UNSEEN, 0)]
     job = next(e for e in table.settle(job, Ran(rows=b"y" * 48), 0.0) if isinstance(e, Compute))
     assert phase(1) == (Phase.SENT, 3)
@@ -285,7 +287,7 @@ def test_sessions_end() -> None:
     assert table.receive(End(SESSION, 1), ENTRY, 0.0) == [Forget(SESSION)]
     assert table.receive(STEP, A, 0.0) == []  # still under way when it ended
     assert len(table) == 0
-    compute(table.receive(replace(STEP, attempt=2), A, 0.0))
+    compute(table.receive(changed(STEP, attempt=2), A, 0.0))
 
 
 def test_silent_and_orphaned_sessions_end() -> None:

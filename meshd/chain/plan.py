@@ -1,19 +1,19 @@
-"""What the steps of an attempt share (route, sampling, model), as one value of bytes. Pure.
+"""What the steps of an attempt share (route, sampling, model), and how it travels: as one value of bytes. Pure.
 
-It is the same in every step of a token, so both ends remember the last few by content, and a token's step costs neither of them
-the making or the checking of it again; no end relies on what the other remembers. The only error is BadFrame.
+It is the same in every step of a token, so both ends remember the last few: a plan what follows from it, the reader its plans by
+their bytes, and a token's step costs neither of them the making or the checking of it again. No end relies on what the other
+remembers. The only error is BadFrame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import msgpack
 
-from meshd.chain.messages import MAX_HOPS
 from meshd.errors import BadFrame
 from meshd.inference.engine import Sampling
 from meshd.links.fields import (
@@ -27,6 +27,7 @@ from meshd.links.fields import (
 )
 from meshd.vocabulary import Hop, LayerRange, NodeId, Route, SessionId, is_node_id
 
+MAX_HOPS: Final = 32
 MAX_POSITION: Final = 1 << 24
 MAX_TOP: Final = 20
 MAX_PLAN_BYTES: Final = 8 << 10
@@ -35,9 +36,10 @@ MAX_COUNT: Final = 1 << 40
 MAX_DIGEST: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what follows from it is kept beside the fields
 class Plan:
-    """What the steps of an attempt share on their way to one hop."""
+    """What the steps of an attempt share on their way to one hop. ``route`` begins with the receiver; ``origin`` is the range of
+    the sending hop (None: the entry)."""
 
     session: SessionId
     attempt: int
@@ -49,23 +51,27 @@ class Plan:
     entry: NodeId
     sampling: Sampling
 
+    @cached_property
+    def onward(self) -> Plan:
+        """The receiver's plan for its next hop."""
+        return replace(self, route=self.route[1:], origin=self.route[0].layers)
 
-@lru_cache(PLANS_KEPT)
-def packed(plan: Plan) -> bytes:
-    """As it travels."""
-    fields = {
-        "session": plan.session,
-        "attempt": plan.attempt,
-        "prompt_len": plan.prompt_len,
-        "digest": plan.digest,
-        "num_layers": plan.num_layers,
-        "route": [hop_out(hop) for hop in plan.route],
-        "origin": plan.origin.json() if plan.origin else None,
-        "entry": plan.entry,
-        "sampling": _sampling_out(plan.sampling),
-    }
-    raw: bytes = msgpack.packb(fields)
-    return raw
+    @cached_property
+    def packed(self) -> bytes:
+        """As it travels."""
+        fields = {
+            "session": self.session,
+            "attempt": self.attempt,
+            "prompt_len": self.prompt_len,
+            "digest": self.digest,
+            "num_layers": self.num_layers,
+            "route": [hop_out(hop) for hop in self.route],
+            "origin": self.origin.json() if self.origin else None,
+            "entry": self.entry,
+            "sampling": _sampling_out(self.sampling),
+        }
+        raw: bytes = msgpack.packb(fields)
+        return raw
 
 
 def hop_out(hop: Hop) -> list[Any]:
