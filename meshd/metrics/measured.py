@@ -64,9 +64,9 @@ class MeasuredEngine:
             self._instruments.refused.labels(ran.code).inc()
             return
         prefill = max(0, min(run.start + run.n, run.prompt_len) - run.start)
-        for phase, rows in (("prefill", prefill), ("decode", run.n - prefill)):
+        for counter, rows in ((self._instruments.prefill, prefill), (self._instruments.decode, run.n - prefill)):
             if rows:
-                self._instruments.layer_tokens.labels(phase).inc(rows * len(run.layers))
+                counter.inc(rows * len(run.layers))
         self._instruments.hop_compute_s.observe(ran.compute_ms * _MS)
         self._instruments.hop_queue_s.observe(ran.queue_ms * _MS)
         self._instruments.batch_sessions.observe(ran.batch)
