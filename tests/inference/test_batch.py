@@ -71,7 +71,7 @@ def test_queue_is_bounded_in_runs_and_bytes() -> None:
 
 
 def test_chunks_shrink_on_slow_devices_to_whole_blocks() -> None:
-    assert [chunk_rows(ms, 128) for ms in (0.0, 50.0, 125.0, 200.0, 5000.0)] == [128, 128, 128, 64, 32]
+    assert [chunk_rows(ms, 128) for ms in (0.0, 100.0, 250.0, 400.0, 5000.0)] == [128, 128, 128, 64, 32]
     assert chunk_rows(1.0, 16) == 16
     batcher: Batcher[int] = Batcher(LIMITS)
     batcher.offer(0, "s", start=0, n=100, emit=1)
