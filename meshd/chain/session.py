@@ -11,6 +11,8 @@ Invariants:
 * slow is not dead: without progress for max(0.6 s, 8 x what was expected) another route is tried *beside* the one that runs,
   at most two of them and never twice the same node for one token; a node is dead after 1.5 s of silence, a broken link or a
   refusal at once. A node that leaves PINGs unanswered is hedged after 0.6 s whatever was expected;
+* a hop speaks of the latest attempt that reached it: an earlier one that is fallen back on, and of which a hop is not to be
+  reached from here, is sent anew, or nobody would ever say that it is lost;
 * progress is a reply, or a change in what a hop answers to `Ask` (a long replay is not a stall);
 * a pause of this process itself is nobody's silence;
 * drafts ride behind the last token of a plain step and count as sent nowhere; what they are worth is `Stepper.take`'s to say;
