@@ -257,6 +257,7 @@ class Daemon:
             drain=self._drain,
             resume=self._resume,
             pass_on=pass_on.Passer(self.links, self.directory),
+            deaf=lambda: self.chain.deaf,
             sticky=self.config.kv == "sticky",
         )
 

@@ -195,7 +195,7 @@ class App:
             return await chain_api.answer_chain(asked, own, self._node, request, way_out)
 
         if beat.HEADER in request.headers and fields.flag("stream"):
-            return await beat.beating(writer, run)
+            return await beat.beating(writer, run, deaf=self._node.deaf)
         return await run(writer)
 
     async def _chat(self, fields: Fields, own: Owner, request: Request, writer: Writer) -> Response | None:

@@ -3,7 +3,8 @@
 An entry whose device hangs looks to its client like one that computes. A client with another entry to go to must tell the two
 apart within seconds, so it asks to be sent something every `BEAT_S`: then silence means that the entry is gone. The status line
 waits for the first token as long as that comes within `START_S`; after that the stream starts without one, and what fails is
-told in an event. Clients that do not ask see no comment, and every failure before the first token as a status.
+told in an event. An entry that hears nobody gives no sign: what it sends may still arrive, but no answer will come of it, and its
+client had better go on at another. Clients that do not ask see no comment, and every failure before the first token as a status.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from meshd.errors import MeshdError
 HEADER: Final = "x-mesh-beat"
 BEAT_S: Final = 0.5
 START_S: Final = 1.15  # longer than layers that are about to be proven are waited for
+LISTEN_S: Final = 0.1
 
 
 class _Beating:
     """A `Writer` that speaks when its owner is silent. The status line may be out before the owner's: then that is dropped."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, deaf: Callable[[], bool]) -> None:
         self._writer = writer
+        self._deaf = deaf
         self._lock = trio.Lock()
         self._due = trio.current_time() + START_S
 
@@ -54,7 +57,11 @@ class _Beating:
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, MeshdError):
             while True:
                 await trio.sleep_until(self._due)
-                if trio.current_time() >= self._due:
+                if trio.current_time() < self._due:
+                    continue
+                if self._deaf():
+                    self._due = trio.current_time() + LISTEN_S
+                else:
                     await self.start(200, SSE_HEADERS)
                     await self.send(KEEP_ALIVE)
 
@@ -63,9 +70,12 @@ class _Beating:
         await self._lock.acquire()
 
 
-async def beating(writer: Writer, run: Callable[[Writer], Awaitable[Response | None]]) -> Response | None:
-    """Run a streamed answer with signs of life. Raises what it raises while that can still be a status."""
-    beating_writer = _Beating(writer)
+async def beating(
+    writer: Writer, run: Callable[[Writer], Awaitable[Response | None]], *, deaf: Callable[[], bool]
+) -> Response | None:
+    """Run a streamed answer with signs of life, but for while this node is ``deaf``. Raises what it raises while that can still
+    be a status."""
+    beating_writer = _Beating(writer, deaf)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(beating_writer.beat)

@@ -55,8 +55,8 @@ class PassOn(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """``text`` and ``spec`` are None while this node cannot own requests (no tokenizer yet, draining, failed): then they are
-    passed on. ``drain`` and ``resume`` return once begun. ``sticky`` is the default of the request's ``kv``; ``rng`` draws the
-    seeds of requests without one."""
+    passed on. ``deaf``: requests wait for other nodes and nobody is heard. ``drain`` and ``resume`` return once begun. ``sticky``
+    is the default of the request's ``kv``; ``rng`` draws the seeds of requests without one."""
 
     chain: Chain
     directory: Callable[[], Directory]
@@ -70,5 +70,6 @@ class Node:
     drain: Callable[[], Awaitable[None]]
     resume: Callable[[], Awaitable[None]]
     pass_on: PassOn | None = None
+    deaf: Callable[[], bool] = lambda: False
     sticky: bool = True
     rng: random.Random = field(default_factory=random.SystemRandom)

@@ -37,6 +37,7 @@ from meshd.vocabulary import ModelSpec, NodeId, SessionId
 log = logging.getLogger(__name__)
 
 EVENT_SLACK: Final = 16  # events of a request beside its tokens
+DEAF_S: Final = 0.75  # watched nodes answer a PING every 0.25 s
 Notice = Callable[[str, dict[str, Any]], None]
 NewDrafts = Callable[[GenerationRequest], Drafts | None]
 
@@ -122,6 +123,7 @@ class _Driven:
         self.core = core
         self.answer = answer
         self.nursery = nursery
+        self.began = trio.current_time()
         self.watched: set[NodeId] = set()
         self.finished: str | None = None
         self.failure: MeshdError | None = None
@@ -144,6 +146,16 @@ class Entry:
     def in_flight(self) -> int:
         """Requests that run."""
         return self._answers
+
+    @property
+    def deaf(self) -> bool:
+        """True while requests wait for several other nodes and none of those is heard: then it is this node that is cut off."""
+        watched = {node for driven in self._driven.values() for node in driven.watched}
+        if len(watched) < 2:
+            return False  # one that is silent is that one's affair
+        links = [link for node in watched if (link := self._parts.links.live(node)) is not None]
+        heard = max(driven.began for driven in self._driven.values())
+        return trio.current_time() > max([heard, *(link.last_heard for link in links)]) + DEAF_S
 
     def serves(self, session: SessionId) -> bool:
         """True while a request of this entry runs as that session."""

@@ -98,6 +98,11 @@ class ChainService:
         return self._entry.in_flight
 
     @property
+    def deaf(self) -> bool:
+        """True while requests wait for other nodes, and nobody is heard."""
+        return self._entry.deaf
+
+    @property
     def sessions(self) -> int:
         """Sessions that this node holds state for, whoever's they are."""
         return self._relay.sessions

@@ -7,8 +7,10 @@ import json
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from meshd.api import beat
+from meshd.api.message import Headers, Response, Writer
 from meshd.errors import StageUnavailable
 from meshd.vocabulary import LayerRange
 from tests.api.rig import Rig, client, events_of
@@ -75,3 +77,39 @@ def test_a_later_failure_is_an_event() -> None:
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[-1]["error"]["code"] == "stage_unavailable"
     assert events[-1]["error"]["status"] == 503
+
+
+class Sent:
+    """A writer that keeps the times at which something was sent."""
+
+    started = False
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.began = trio.current_time()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await trio.lowlevel.checkpoint()
+
+    async def send(self, data: bytes) -> None:
+        self.times.append(trio.current_time() - self.began)
+        await trio.lowlevel.checkpoint()
+
+
+def test_an_entry_that_hears_nobody_gives_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device sends may arrive though nothing reaches it: its client would wait for as long as that lasts."""
+    monkeypatch.setattr(beat, "BEAT_S", 0.5)
+
+    async def run(_writer: Writer) -> Response | None:
+        await trio.sleep(10.0)
+        return None
+
+    async def scenario() -> None:
+        sent = Sent()
+        await beat.beating(sent, run, deaf=lambda: 2.1 < trio.current_time() - sent.began < 7.0)
+        assert not [at for at in sent.times if 2.1 < at < 7.0]
+        assert len([at for at in sent.times if at < 2.1]) == 5
+        assert [at for at in sent.times if at < 7.2][-1] >= 7.0, "at once when it hears again"
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
