@@ -33,7 +33,7 @@ def integer_untrusted(head: Mapping[str, Any], name: str, low: int, high: int, *
 
 def finite_untrusted(value: object, name: str) -> float:
     """A number that is finite."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if (type(value) is not float and type(value) is not int) or not math.isfinite(value):
         raise BadFrame(f"{name}: not a finite number")
     return float(value)
 
@@ -66,7 +66,7 @@ def word_untrusted(kind: type[_E], head: Mapping[str, Any], name: str) -> _E:
 def list_untrusted(head: Mapping[str, Any], name: str, longest: int) -> list[Any]:
     """A list of anything, by its name."""
     value = head.get(name)
-    if not isinstance(value, list | tuple) or len(value) > longest:
+    if not isinstance(value, (list, tuple)) or len(value) > longest:
         raise BadFrame(f"{name}: not a list of at most {longest}")
     return list(value)
 

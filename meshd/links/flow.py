@@ -173,7 +173,8 @@ class Outbox:
         lane.window.take(cost)
         lane.queued_bytes -= cost
         self._unlist(stream)
-        self._list(stream, lane)
+        if lane.frames:
+            self._list(stream, lane)
         return frame
 
     def _turn(self) -> int | None:

@@ -130,6 +130,7 @@ _LONGEST: Final = {
     _GOAWAY: MAX_STR_BYTES,
 }
 _LINK_WIDE: Final = frozenset({_PING, _PONG, _GOAWAY})
+_NESTS: Final = frozenset({dict, list})
 
 
 def cost_bytes(frame: Head | Data) -> int:
@@ -166,12 +167,14 @@ def _cut(head: Head, body: bytes) -> Iterator[Head | Data]:
 def encode(frame: Frame) -> tuple[Buffer, ...]:  # noqa: PLR0911  # one return per frame type reads as a table
     """The buffers of a frame, payload of DATA uncopied. Raises ValueError for a map, string or payload above a cap."""
     match frame:
-        case Data(stream, payload):
-            if not 0 < len(payload) <= MAX_DATA_BYTES:
-                raise ValueError(f"a DATA frame of {len(payload)} bytes")
-            return _PREFIX.pack(len(payload), _DATA, stream), payload
-        case Head(stream, kind, head, body_bytes, packed):
-            return _framed(_HEAD, stream, packed or _pack([kind, head, body_bytes]))
+        case Data():
+            size = len(frame.payload)
+            if not 0 < size <= MAX_DATA_BYTES:
+                raise ValueError(f"a DATA frame of {size} bytes")
+            return _PREFIX.pack(size, _DATA, frame.stream), frame.payload
+        case Head():
+            packed = frame.packed or _pack([frame.kind, frame.head, frame.body_bytes])
+            return _PREFIX.pack(len(packed), _HEAD, frame.stream), packed
         case End(stream):
             return _framed(_END, stream, b"")
         case Window(stream, credit_bytes):
@@ -249,7 +252,7 @@ def _check_plain(value: object, depth: int = MAX_DEPTH) -> None:
     if not depth:
         raise BadFrame(f"a head nested deeper than {MAX_DEPTH}")
     for item in items:
-        if type(item) is dict or type(item) is list:
+        if type(item) in _NESTS:
             _check_plain(item, depth - 1)
 
 
@@ -350,7 +353,7 @@ def _nonce_untrusted(payload: memoryview) -> int:
 
 def _fields(value: Any, *types: type) -> Any:
     """``value`` if it is an array of exactly these types (a bool is no int)."""
-    if not isinstance(value, list) or tuple(type(item) for item in value) != types:
+    if not isinstance(value, list) or tuple(map(type, value)) != types:
         raise BadFrame(f"not an array of {', '.join(t.__name__ for t in types)}")
     return value
 

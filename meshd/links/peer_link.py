@@ -270,14 +270,12 @@ class PeerLink:
 
     def _push(self) -> None:
         try:
-            while not self._transport.pending:
-                raw = self.mux.next_bytes()
-                if not raw:
-                    return
-                self._transport.write(raw)
+            while self.mux.has_output and not self._transport.pending:
+                self._transport.write(self.mux.next_bytes())
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.close(self._goaway or "reset")
-        self._output.unpark()
+        if self._transport.pending:
+            self._output.unpark()
 
     # --- events -------------------------------------------------------------------------------------------------------
 
