@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from meshd.errors import CallerError, MeshdError, NotFound
@@ -77,14 +77,16 @@ class Writer(Protocol):
 Handler = Callable[[Request, Writer], Awaitable[Response | None]]
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)  # one for every token
+
+
 def dump_json(document: Any) -> bytes:
     """Compact JSON; NaN and infinities, which JSON has no spelling for, become null."""
     try:
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-            "utf-8", "replace"
-        )
+        text = _ENCODER.encode(document)
     except ValueError:
-        return json.dumps(_finite(document), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        text = _ENCODER.encode(_finite(document))
+    return text.encode("utf-8", "replace")
 
 
 def _finite(value: Any) -> Any:
