@@ -3,7 +3,8 @@
 Owns the order of runs. The first prompt warms up, in two sessions: it leaves its keys and values behind. One of them is dropped.
 Then the others run side by side, as real sessions do: one *in* the session that is left, from position 0, each of the rest in a
 new one. So whatever a stage keeps of an earlier session shows in one of them. Each prompt is a prefill of all but three rows and
-three cached steps. Where the layers end the model, the last four positions are run once more, drawn greedily.
+three cached steps. Where the layers end the model, the last four positions are run once more, drawn greedily; layers with a
+state that cannot be cut back (convolutions, linear attention) then get the positions before them again.
 
 Errors: whatever the engine raises; Conflict when it is another engine than the request names.
 """
@@ -20,7 +21,7 @@ import trio
 from meshd.admission.probe_wire import ProbeAnswer, ProbeRequest
 from meshd.admission.qspec import COMPARED, STEPS, ProbeStep, probe_steps
 from meshd.admission.spot_wire import Rows
-from meshd.errors import Conflict, MeshdError
+from meshd.errors import Conflict, MeshdError, NeedRows
 from meshd.inference.engine import Engine, Run, Sampling
 from meshd.vocabulary import SessionId
 
@@ -118,8 +119,12 @@ class _Paper:
         return (await self._engine.run(self._step(session, rows, step))).rows
 
     async def _greedy(self, session: SessionId, rows: bytes, n: int) -> tuple[int, ...]:
-        last = ProbeStep(n - COMPARED, COMPARED, COMPARED)
-        ran = await self._engine.run(self._step(session, rows, last, Sampling()))
+        start = n - COMPARED
+        try:
+            ran = await self._engine.run(self._step(session, rows, ProbeStep(start, COMPARED, COMPARED), Sampling()))
+        except NeedRows as short:  # a state that cannot be cut back: what it lacks goes in again
+            start = min(start, short.have)
+            ran = await self._engine.run(self._step(session, rows, ProbeStep(start, n - start, COMPARED), Sampling()))
         return tuple(choice.argmax for choice in ran.choices)
 
     def _step(self, session: SessionId, rows: bytes, step: ProbeStep, sampling: Sampling | None = None) -> Run:
