@@ -2,8 +2,8 @@
 
 Owns streams and the order of messages on them; `send` never waits: what an open stream takes at once goes at once, the rest
 queues for a task of the stream's own. A big step (a prompt's chunk, a fill) goes on the pair's bulk connection, on a stream of
-its own. A stream that breaks is reported once with the attempt of the message that was under way and forgotten, so that the next
-message dials anew. It must not know what messages mean, beyond where they belong.
+its own. A stream that breaks is forgotten, so that the next message dials anew, and reported once for each attempt that a message
+under way or waiting was of. It must not know what messages mean, beyond where they belong.
 
 A message that cannot reach the entry directly is given to ``via``, which passes it on. Messages to this node itself are queued,
 so that a core is never entered while its effects are carried out; what a message from a peer makes this node tell itself is
@@ -12,6 +12,7 @@ delivered right after it.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -240,8 +241,13 @@ class Courier:
     def _break(self, place: _Place, outbox: _Outbox, why: Why) -> None:
         if self._outboxes.get(place) is outbox:
             del self._outboxes[place]
+        attempts = {outbox.attempt: None}
+        with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                attempts[outbox.take.receive_nowait().attempt] = None
         outbox.take.close()
-        self._lost(place[0], place[1], why, outbox.attempt)
+        for attempt in attempts:
+            self._lost(place[0], place[1], why, attempt)
 
 
 def _nothing() -> None:
