@@ -29,6 +29,7 @@ from meshd.inference.worker_engine import WorkerEngine, WorkerOptions
 from meshd.models.checkpoint_writer import TensorPlan, write_safetensors
 from meshd.models.spec import open_folder, read_spec
 from meshd.vocabulary import MB, LayerRange, ModelSpec, SessionId
+from tests.rooms import mapped_bytes
 
 LAYERS = int(os.environ.get("SIZE_LAYERS", "32"))
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCAB = 4096, 14336, 32, 8, 32000
@@ -157,18 +158,12 @@ async def _answers(
             recorder.row(
                 layers=str(layers),
                 of_file=spec.weight_bytes(layers) // MB,
-                read_mb=_mapped(engine.pid, "RssFile") // MB,
-                private_mb=_mapped(engine.pid, "RssAnon") // MB,
+                read_mb=mapped_bytes(engine.pid, "RssFile") // MB,
+                private_mb=mapped_bytes(engine.pid, "RssAnon") // MB,
             )
             await engine.aclose()
         nursery.cancel_scope.cancel()
     return residual, logits
-
-
-def _mapped(pid: int, name: str) -> int:
-    """A size from a process's status in bytes. Linux only."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-    return int(lines[name].split()[0]) * 1024
 
 
 if __name__ == "__main__":
