@@ -33,7 +33,8 @@ PROMPTS = tuple(
     f"{opening} " * 4
     for opening in ("Tell me of the sea.", "Count the stars:", "Once upon a time", "The keeper of the lighthouse said")
 )
-TRACED = 5  # faults that are printed in full
+TRACED = 5  # faults, and stalls, that are printed in full
+SLOW_S = 3.0  # a stall that is longer wants an explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,9 @@ def run_one(name: str, one: Run, seconds: float) -> None:
         rows(record, name, seconds, seed, report)
         for outcome, asked in report.faults()[:TRACED]:
             print(f"== {outcome}: {trace(report, asked, box)}", file=sys.stderr)
+        for stall, asked in report.slow(SLOW_S)[:TRACED]:
+            told = trace(report, asked, box)
+            print(f"== {stall.kind} stall of {stall.length_s:.1f} s at {stall.at_s:.2f}: {told}", file=sys.stderr)
     (RESULTS / f"room-{name}.svg").write_text(plot(report, title(name, one, seconds)), encoding="utf-8")
 
 
@@ -114,7 +118,7 @@ def rows(record: Recorder, name: str, seconds: float, seed: int, report: Report)
     noticed = figures.pop("noticed_s")
     record.row(run=name, seconds=seconds, seed=seed, nodes=len(report.places), **figures)
     record.row(run=name, honest_503_after_s=quantiles(noticed))
-    kinds = verdict.by_kind(report.answers, report.done)
+    kinds = verdict.by_kind(report.answers, report.done, report.outages)
     for kind, lengths in sorted(kinds.items()):
         record.row(run=name, stall=kind or "unexplained", seconds_of=quantiles(lengths))
     record.row(run=name, stall="all", seconds_of=quantiles([s for lengths in kinds.values() for s in lengths]))

@@ -79,3 +79,19 @@ def test_an_outage_takes_what_its_nodes_held() -> None:
 def test_throughput_counts_tokens_by_second() -> None:
     assert verdict.tokens_per_s([asked(), asked()], 51.0, 52.0) == 8.0
     assert verdict.each_second([asked()], 53.0)[50:] == [0, 4, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("outage", "kind"),
+    [
+        (Outage(LayerRange(10, 20), 51.3, 52.5), OUTAGE),
+        (Outage(LayerRange(10, 20), 51.9, 55.0), OUTAGE),
+        (Outage(LayerRange(10, 20), 51.3, 51.9), "reset"),
+        (Outage(LayerRange(10, 20), 52.1, 55.0), "reset"),
+    ],
+)
+def test_a_stall_that_ends_in_an_outage_or_with_it_is_the_outages(outage: Outage, kind: str) -> None:
+    """One that goes on when the layers are back is not."""
+    times = ((51.2, 1), (51.3, 1), (51.4, 1), (52.0, 1), (52.1, 1))
+    (stall,) = stalls(asked(times=times), [Strike(51.4, "kill", ("n2",), 3.0)], [outage])
+    assert stall.kind == kind

@@ -20,7 +20,7 @@ from meshd.cli.chaos import verdict
 from meshd.cli.chaos.box import Struck
 from meshd.cli.chaos.clients import Clients
 from meshd.cli.chaos.schedule import OUTAGE, Plan, Strike, strikes
-from meshd.cli.chaos.verdict import Asked, Outage, lost_layers
+from meshd.cli.chaos.verdict import Asked, Outage, Stall, lost_layers
 from meshd.errors import LocalError, MeshdError
 from meshd.vocabulary import LayerRange
 
@@ -68,6 +68,12 @@ class Report:
         """Whatever must not be."""
         judged = [(self.judge(asked), asked) for asked in self.answers]
         return [(outcome, asked) for outcome, asked in judged if outcome not in (verdict.RIGHT, verdict.HONEST)]
+
+    def slow(self, over_s: float) -> list[tuple[Stall, Asked]]:
+        """Stalls of that length that no outage explains, the longest first."""
+        found = [(stall, one) for one in self.answers for stall in verdict.stalls(one, self.done, self.outages)]
+        slow = [(stall, one) for stall, one in found if stall.length_s > over_s and stall.kind != OUTAGE]
+        return sorted(slow, key=lambda pair: -pair[0].length_s)
 
     def figures(self) -> dict[str, Any]:
         """Counts, and throughput before and after."""

@@ -105,7 +105,7 @@ def summary(report: Report) -> list[str]:
         lines.append(f"{report.hanging:6d} did not end")
     strikes = ", ".join(f"{count} {kind}" for kind, count in sorted(figures["strikes"].items()))
     lines.append(f"strikes: {strikes or 'none'}")
-    for kind, lengths in sorted(verdict.by_kind(report.answers, report.done).items()):
+    for kind, lengths in sorted(verdict.by_kind(report.answers, report.done, report.outages).items()):
         ordered = sorted(lengths)
         lines.append(
             f"stalls by {kind or 'nothing known'}: {len(ordered)}, median {ordered[len(ordered) // 2] * 1e3:.0f} ms,"

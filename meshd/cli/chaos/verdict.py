@@ -2,8 +2,8 @@
 
 An answer is right (token for token the undisturbed one), an honest 503 (a range that it names had no replica), or a fault:
 wrong tokens, a 503 although every range was held, any other error, an answer after its deadline. A stall is a gap between two
-pieces that is far above the usual one; it is put down to a strike on a node that the answer went through. Must not know
-processes, clocks or sockets.
+pieces that is far above the usual one; it is put down to a strike on a node that the answer went through, or to the outage that
+it ended with or in: then nobody could have gone on earlier. Must not know processes, clocks or sockets.
 
 Times are seconds since the experiment began.
 """
@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.cli.chaos.schedule import Strike
+from meshd.cli.chaos.schedule import OUTAGE, Strike
 from meshd.vocabulary import LayerRange
 
 RIGHT = "right"
@@ -64,7 +64,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A gap in an answer; ``kind``: reset, silence, or "" when no strike explains it."""
+    """A gap in an answer; ``kind``: reset, silence, outage, or "" when no strike explains it."""
 
     at_s: float
     length_s: float
@@ -104,7 +104,7 @@ def _outage(asked: Asked, known: Sequence[Outage]) -> Outage | None:
     return None
 
 
-def stalls(asked: Asked, strikes: Sequence[Strike]) -> list[Stall]:
+def stalls(asked: Asked, strikes: Sequence[Strike], known: Sequence[Outage] = ()) -> list[Stall]:
     """The gaps of one answer."""
     times = [at_s for at_s, _ in asked.times]
     gaps = list(itertools.pairwise(times))
@@ -112,13 +112,15 @@ def stalls(asked: Asked, strikes: Sequence[Strike]) -> list[Stall]:
         return []
     usual = statistics.median(b - a for a, b in gaps)
     return [
-        Stall(a, b - a - usual, _cause(asked, strikes, a, b))
+        Stall(a, b - a - usual, _cause(asked, strikes, known, a, b))
         for a, b in gaps
         if b - a > max(STALL_S + usual, 3 * usual)
     ]
 
 
-def _cause(asked: Asked, strikes: Sequence[Strike], a: float, b: float) -> str:
+def _cause(asked: Asked, strikes: Sequence[Strike], known: Sequence[Outage], a: float, b: float) -> str:
+    if any(one.from_s <= b <= one.until_s for one in known):
+        return OUTAGE
     felt = [one for one in strikes if asked.nodes & set(one.nodes) and one.at_s <= b and a <= one.end_s + LINGERS_S]
     if not felt:
         return ""
@@ -141,11 +143,13 @@ def each_second(answers: Iterable[Asked], until_s: float) -> list[int]:
     return found
 
 
-def by_kind(answers: Iterable[Asked], strikes: Sequence[Strike]) -> dict[str, list[float]]:
+def by_kind(
+    answers: Iterable[Asked], strikes: Sequence[Strike], known: Sequence[Outage] = ()
+) -> dict[str, list[float]]:
     """Lengths of stalls in seconds."""
     found: dict[str, list[float]] = defaultdict(list)
     for one in answers:
-        for stall in stalls(one, strikes):
+        for stall in stalls(one, strikes, known):
             found[stall.kind].append(stall.length_s)
     return dict(found)
 
