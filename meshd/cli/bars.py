@@ -14,14 +14,21 @@ from meshd.models.progress import Progress
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """A progress bar for each stage of work on a model; on stderr, so that ``--json`` stays one document."""
+    """A progress bar for each stage of work on a model; on stderr, so that ``--json`` stays one document. Nothing is written
+    before there is progress: what is refused at once is told in one line."""
     columns = (TextColumn("{task.description:12s}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=notes) as shown:
-        tasks: dict[str, TaskID] = {}
+    shown = Bars(*columns, console=notes)
+    tasks: dict[str, TaskID] = {}
 
-        def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = shown.add_task(stage, total=total_bytes or None)
-            shown.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
+    def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
+        if not tasks:
+            shown.start()
+        if stage not in tasks:
+            tasks[stage] = shown.add_task(stage, total=total_bytes or None)
+        shown.update(tasks[stage], completed=done_bytes, total=total_bytes or None)
 
+    try:
         yield progress
+    finally:
+        if tasks:
+            shown.stop()
