@@ -13,7 +13,7 @@ the caps are checked at both ends, because a head that only the peer finds too l
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -138,30 +138,17 @@ def cost_bytes(frame: Head | Data) -> int:
     return len(frame.payload) if isinstance(frame, Data) else len(frame.packed) + HEAD_COST_BYTES
 
 
-def message_frames(stream: int, message: Message) -> Iterator[Head | Data]:
-    """The frames of one message; the body is sliced, not copied. Raises ValueError for a message above a cap, at once."""
-    size = len(message.body)
+def message_frames(stream: int, message: Message) -> list[Head | Data]:
+    """The frames of one message; the body is sliced, not copied. Raises ValueError for a message above a cap."""
+    body, size = message.body, len(message.body)
     if size > MAX_BODY_BYTES:
         raise ValueError(f"a {message.kind} message of {size} bytes is above {MAX_BODY_BYTES}")
-    head = Head(
-        stream,
-        message.kind,
-        message.head,
-        size,
-        _pack([message.kind, message.head, size]),
-    )
-    return _cut(head, message.body)
-
-
-def _cut(head: Head, body: bytes) -> Iterator[Head | Data]:
-    yield head
-    if len(body) <= MAX_DATA_BYTES:
-        if body:
-            yield Data(head.stream, body)
-        return
+    head = Head(stream, message.kind, message.head, size, _pack([message.kind, message.head, size]))
+    if size <= MAX_DATA_BYTES:
+        return [head, Data(stream, body)] if body else [head]
     view = memoryview(body)
-    for start in range(0, len(body), MAX_DATA_BYTES):
-        yield Data(head.stream, view[start : start + MAX_DATA_BYTES])
+    pieces = (view[start : start + MAX_DATA_BYTES] for start in range(0, size, MAX_DATA_BYTES))
+    return [head, *(Data(stream, piece) for piece in pieces)]
 
 
 def encode(frame: Frame) -> tuple[Buffer, ...]:  # noqa: PLR0911  # one return per frame type reads as a table

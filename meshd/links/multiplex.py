@@ -155,7 +155,7 @@ class Multiplexer:
             raise Busy(f"{MAX_STREAMS} streams are open on one link")
         if self._next_own > LAST_STREAM:
             raise LinkLost("this link has used up its stream ids")
-        frames = list(message_frames(self._next_own, first))
+        frames = message_frames(self._next_own, first)
         stream = self._next_own
         self._next_own += 2
         self._streams[stream] = _State(announced=False, opened=True)
@@ -166,7 +166,7 @@ class Multiplexer:
 
     def send(self, stream: int, message: Message) -> None:
         """Queue a message. On a stream that is gone it goes nowhere. Raises ValueError (message too big)."""
-        frames = list(message_frames(stream, message))
+        frames = message_frames(stream, message)
         if self._sends(stream):
             for frame in frames:
                 self._outbox.push(frame)

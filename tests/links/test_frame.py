@@ -209,7 +209,7 @@ def test_the_sender_refuses_what_the_receiver_would(head: dict[Any, object]) -> 
 
 def test_a_message_is_one_head_and_uncopied_slices() -> None:
     body = bytes(range(256)) * 1024
-    head, *parts = list(message_frames(7, Message("rows", {"n": 1}, body)))
+    head, *parts = message_frames(7, Message("rows", {"n": 1}, body))
     assert isinstance(head, Head)
     assert head.body_bytes == len(body)
     assert cost_bytes(head) > 0
