@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 
-from meshd.metrics.histogram import StepHistogram
-
 _SHORT_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _TOKEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _FIRST_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -46,7 +44,7 @@ class Instruments:
             buckets=_FIRST_S,
             registry=r,
         )
-        self.inter_token_s = StepHistogram(
+        self.inter_token_s = Histogram(
             "meshd_inter_token_seconds",
             "Between one token of an answer and the next, failovers included.",
             buckets=_TOKEN_S,
@@ -76,13 +74,13 @@ class Instruments:
         )
         # Asked for once: shown as 0 from the start, so that a rate has a beginning, and a step need not look them up.
         self.prefill, self.decode = (self.layer_tokens.labels(phase) for phase in ("prefill", "decode"))
-        self.hop_compute_s = StepHistogram(
+        self.hop_compute_s = Histogram(
             "meshd_hop_compute_seconds", "One step of this node's engine.", buckets=_SHORT_S, registry=r
         )
-        self.hop_queue_s = StepHistogram(
+        self.hop_queue_s = Histogram(
             "meshd_hop_queue_seconds", "How long a step waited for this node's engine.", buckets=_SHORT_S, registry=r
         )
-        self.batch_sessions = StepHistogram(
+        self.batch_sessions = Histogram(
             "meshd_engine_batch_sessions", "Sessions computed together with a step.", buckets=_BATCH, registry=r
         )
         self.refused = Counter(
