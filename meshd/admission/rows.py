@@ -62,6 +62,12 @@ def relative_error(got: array[float], want: array[float]) -> float:
     return error / norm if norm > 0.0 and math.isfinite(error) and math.isfinite(norm) else math.inf
 
 
+def relative_errors(got: array[float], want: array[float], n: int) -> list[float]:
+    """`relative_error` of each of ``n`` rows."""
+    width = len(want) // n
+    return [relative_error(got[at : at + width], want[at : at + width]) for at in range(0, n * width, width)]
+
+
 def _to_bf16(values: bytes) -> bytes:
     """Half of the dropped part is added to every value at once, as one long integer: a carry never leaves a finite value."""
     halves = int.from_bytes(b"\x00\x80\x00\x00" * (len(values) // 4), "little")
