@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from meshd.client.entries import Entries, NoEntry, RequestFailed, document, failure, unreachable
-from meshd.errors import MeshdError
+from meshd.errors import MeshdError, NotReady
 
 SILENCE_S: Final = 1.5  # an entry that is asked to gives a sign of life every half second
 CONNECT_S: Final = 3.0
@@ -200,9 +200,7 @@ class Answer:
         left = [i for i in others if i not in self._tried]
         late = (ms := self._left_ms(now)) is not None and ms <= 0
         if late or (not left and now >= self._give_up):
-            # What an entry answered says more than that another was not there.
-            said = reversed(self._tried.values())
-            self._failed = next((one for one in said if isinstance(one, RequestFailed)), problem)
+            self._failed = _most_said(self._tried.values())
             return
         if not left:
             self._todo.append(Pause(PAUSE_S))
@@ -236,3 +234,16 @@ class Answer:
         if len(final.get("tokens", ())) >= len(self._progress.tokens):
             return final
         return {**final, "tokens": list(self._progress.tokens), "text": self._progress.text}
+
+
+def _most_said(problems: Iterable[MeshdError]) -> MeshdError:
+    """What is worth telling: rather of the room than of an entry that cannot take requests just now, rather what an entry
+    answered than that another was not there, rather the newest."""
+    return max(
+        enumerate(problems),
+        key=lambda one: (isinstance(one[1], RequestFailed), not _of_itself(one[1]), one[0]),
+    )[1]
+
+
+def _of_itself(problem: MeshdError) -> bool:
+    return isinstance(problem, RequestFailed) and problem.error.get("code") == NotReady.code

@@ -147,6 +147,17 @@ def test_what_an_entry_said_is_worth_more_than_that_another_was_not_there() -> N
     assert caught.value.waited_s == pytest.approx(0.5)
 
 
+def test_what_is_said_of_the_room_is_worth_more_than_of_an_entry_that_starts() -> None:
+    starting = json.dumps({"error": {"code": "not_ready", "message": "the chain is not running yet"}}).encode()
+    one, _ = answer(2, patience_s=0.0)
+    posted(one)
+    one.refused(503, GONE, 0.5)
+    posted(one, 0.5)
+    one.refused(503, starting, 1.0)
+    with pytest.raises(RequestFailed, match="stage 15..30 unavailable"):
+        one.next(1.0)
+
+
 def test_a_single_entry_is_asked_again_only_after_progress() -> None:
     one, _ = answer(1)
     posted(one)
