@@ -154,7 +154,7 @@ def test_what_is_said_of_the_room_is_worth_more_than_of_an_entry_that_starts() -
     one.refused(503, GONE, 0.5)
     posted(one, 0.5)
     one.refused(503, starting, 1.0)
-    with pytest.raises(RequestFailed, match="stage 15..30 unavailable"):
+    with pytest.raises(RequestFailed, match=r"stage 15\.\.30 unavailable"):
         one.next(1.0)
 
 
