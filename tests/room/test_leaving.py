@@ -58,7 +58,7 @@ def test_a_second_signal_ends_it_at_once(pair: LocalRoom) -> None:
         until(lambda: any(event["ev"] == "leaving" for event in pair.nodes["n2"].events()), "it says that it leaves")
         assert pair.nodes["n2"].alive  # 4000 tokens are not over yet
         assert ended(pair, "n2", signal.SIGINT) == 0
-        pieces.close()  # type: ignore[attr-defined]  # a generator
+        pieces.close()
 
 
 def test_an_idle_node_ends_at_the_first_signal(pair: LocalRoom) -> None:
