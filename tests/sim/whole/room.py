@@ -150,8 +150,9 @@ class Room:
         if kept is not None:
             others.append(kept)
         missing = [i for i in range(layers.start, layers.end) if not any(i in range(h.start, h.end) for h in others)]
-        # A room that has a gap already may give up what it needs to fill it: it cannot answer anyway.
-        if missing and not list(self.gaps()):
+        # A room that has a gap already may give up what it needs to fill it: it cannot answer anyway. So may the part of a
+        # divided room that the device sees.
+        if missing and not list(self.gaps()) and not _sees_gap(device):
             self.fail(f"{name} drops {layers} though nobody else holds {missing}")
 
     def gaps(self) -> Iterator[int]:
@@ -254,6 +255,16 @@ class Room:
                 if count:
                     return f"{device.name} still has {count} {what}"
         return ""
+
+
+def _sees_gap(device: Device) -> bool:
+    """Whether nobody holds some layer, as far as this device knows."""
+    assert device.daemon is not None
+    assert device.layers is not None
+    others = [m for id_, m in device.daemon.directory().members.items() if id_ != device.node_id]
+    held = [m.advert.layers for m in others if m.state is NodeStatus.ALIVE and m.advert.layers is not None]
+    held.append(device.layers)
+    return any(not any(h.start <= i < h.end for h in held) for i in range(LAYERS))
 
 
 class Errors(logging.Handler):
