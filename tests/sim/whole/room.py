@@ -165,22 +165,25 @@ class Room:
     async def watch(self) -> None:
         """Notice who is undisturbed, until cancelled."""
         while True:
-            now, mild = trio.current_time(), self.net.weather.loss <= MILD
             for device in self.devices.values():
-                daemon = device.daemon
-                fine = mild and daemon is not None and device.well and not self.net.touched(device.name)
-                state: object = None
-                if fine and daemon is not None and not daemon.draining and device.engine is not None:
-                    state = (device.since, device.layers, device.engine.info.generation)
-                elif fine:
-                    state = device.since
+                state = self._state(device)
                 if state is None or self._steady.get(device.name, (None, 0.0))[0] != state:
-                    self._steady[device.name] = (state, now)
+                    self._steady[device.name] = (state, trio.current_time())
             await trio.sleep(0.5)
 
+    def _state(self, device: Device) -> object:
+        """What stays the same for as long as a device is undisturbed and does the same; None while it is disturbed."""
+        daemon, mild = device.daemon, self.net.weather.loss <= MILD
+        if daemon is None or not mild or not device.well or self.net.touched(device.name):
+            return None
+        if daemon.draining or device.engine is None:
+            return device.since
+        return (device.since, device.layers, device.engine.info.generation)
+
     def _steady_s(self, device: Device) -> float:
-        _, since = self._steady.get(device.name, (None, math.inf))
-        return trio.current_time() - max(since, device.since)
+        """For how long it has been as it is now."""
+        state, since = self._steady.get(device.name, (None, math.inf))
+        return trio.current_time() - max(since, device.since) if state == self._state(device) else 0.0
 
     def _denied(self, attempt: Attempt) -> str:
         """Who holds, undisturbed for long, what an undisturbed entry says that nobody holds."""
