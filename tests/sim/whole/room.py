@@ -172,11 +172,12 @@ class Room:
             await trio.sleep(0.5)
 
     def _state(self, device: Device) -> object:
-        """What stays the same for as long as a device is undisturbed and does the same; None while it is disturbed."""
+        """What stays the same for as long as a device is undisturbed and does the same; None while it is disturbed, or drains
+        and so takes nothing that another could."""
         daemon, mild = device.daemon, self.net.weather.loss <= MILD
-        if daemon is None or not mild or not device.well or self.net.touched(device.name):
+        if daemon is None or daemon.draining.reason or not mild or not device.well or self.net.touched(device.name):
             return None
-        if daemon.draining or device.engine is None:
+        if device.engine is None:
             return device.since
         return (device.since, device.layers, device.engine.info.generation)
 

@@ -320,7 +320,7 @@ class Script:
     async def _drain(self) -> None:
         device = self._some(self.room.well)
         if device is not None and device.daemon is not None:
-            draining = device.daemon.draining
+            draining = device.daemon.draining.reason
             self.room.note(device.name, "resumes" if draining else "drains")
             await administer(device, "resume" if draining else "drain")
 
@@ -353,7 +353,7 @@ class Script:
                 await device.gone()
             if not device.up:
                 self._start(device)
-            elif device.daemon is not None and device.daemon.draining:
+            elif device.daemon is not None and device.daemon.draining.reason:
                 await administer(device, "resume")
 
     async def _settle(self) -> None:
