@@ -50,16 +50,25 @@ class Passer:
 
 def entries(directory: Directory, digest: str) -> list[Member]:
     """Who can own a request for the model, nearest first."""
+    ours = directory.me.advert.digest if directory.me is not None else ""
     found = [
         member
         for member in directory.peers
-        if member.advert.entry and member.advert.digest and digest in ("", member.advert.digest) and _present(member)
+        if member.advert.entry and member.advert.digest and digest in ("", member.advert.digest)
+        if _present(member) and _trusted(member, ours)
     ]
     return sorted(found, key=lambda member: (member.last_resort, member.rtt_ms or 0.0, member.node_id))
 
 
 def _present(member: Member) -> bool:
     return member.state in ("alive", "suspect") and not member.advert.draining and member.incompatible is None
+
+
+def _trusted(member: Member, ours: str) -> bool:
+    """An entry runs what it can itself, so its layers must be proven; those of another model cannot be judged here."""
+    if member.advert.layers is None:
+        return True
+    return member.admitted is True or (member.admitted is None and member.advert.digest != ours)
 
 
 async def _hand_over(link: Link, request: Request, writer: Writer) -> Response | None:

@@ -147,7 +147,7 @@ class Script:
         capacities = [rng.choice(SMALL_MB) for _ in range(self._count)]
         if rng.random() < 0.3:
             capacities[rng.randrange(self._count)] = 220
-        while sum(int(0.8 * mb) // LAYER_MB for mb in capacities) < plenty * LAYERS:
+        while sum(map(_layers_of, capacities)) < plenty * LAYERS:
             if min(capacities) >= max(SMALL_MB):
                 capacities.append(max(SMALL_MB))
             else:
@@ -157,9 +157,12 @@ class Script:
         slowly, liar = rng.random() < 0.5, len(capacities) if rng.random() < 0.2 else None
         if liar is not None:
             capacities.append(rng.choice(SMALL_MB))
+        spare = sum(map(_layers_of, capacities)) - LAYERS
         for number, capacity in enumerate(capacities):
             flags = ["--target-replicas", str(target)]
-            if capacity == max(SMALL_MB) and rng.random() < 0.1:
+            # The others must be enough for everything: who is pinned does not go where it is needed.
+            if capacity == max(SMALL_MB) and rng.random() < 0.1 and spare >= _layers_of(capacity):
+                spare -= _layers_of(capacity)
                 start = rng.randrange(LAYERS // 2)
                 flags += ["--layers", f"{start}..{start + 6}"]
             if number == liar:
@@ -393,3 +396,8 @@ class Script:
             await trio.sleep(0.25)  # what was loaded in peace may have become ready this very moment
         if unrest:
             self.room.fail(f"settled, and then: {unrest}")
+
+
+def _layers_of(capacity_mb: int) -> int:
+    """How many layers fit, with room for sessions."""
+    return int(0.8 * capacity_mb) // LAYER_MB
