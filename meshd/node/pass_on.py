@@ -42,8 +42,8 @@ class Passer:
                 link = await self._links.get(member.node_id)
                 return await _hand_over(link, request, writer)
             except (LinkLost, NotReady) as error:
-                if writer.started:
-                    raise
+                if writer.started:  # for its client this node is the entry, and can no longer go on
+                    raise NotReady(f"the entry that answered in this node's place is gone: {error.message}") from error
                 last = error
         raise NotReady(last.message if last else "no node of this room can take requests for this model now")
 
