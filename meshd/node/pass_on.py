@@ -15,7 +15,7 @@ import trio
 from meshd.api.app import App
 from meshd.api.message import Headers, Request, Response, Writer, error_response, leaf_error
 from meshd.directory import Directory, Member
-from meshd.errors import BadFrame, LinkLost, MeshdError, NotReady
+from meshd.errors import BadFrame, MeshdError, NotReady, PeerError
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import NodeId
 
@@ -41,7 +41,7 @@ class Passer:
             try:
                 link = await self._links.get(member.node_id)
                 return await _hand_over(link, request, writer)
-            except (LinkLost, NotReady) as error:
+            except (PeerError, NotReady) as error:
                 if writer.started:  # for its client this node is the entry, and can no longer go on
                     raise NotReady(f"the entry that answered in this node's place is gone: {error.message}") from error
                 last = error
