@@ -1,8 +1,8 @@
 """Real daemons on loopback, killed, restarted, left: when does everybody know? Beside Serf (Debian's package) in the same run.
 
 For each size a room of members without a model; kills by SIGKILL, restarts, a graceful leave, a newcomer. Times run from the
-signal (or the ``listening`` line) to the moment the last survivor says so; of Serf's agents only those that probed say whom they
-suspect, so it has no such figure. Bytes are what a node's gossip sent and received, from
+signal (or the ``listening`` line) to the moment the last survivor says so. Of Serf's agents only those that probed say whom they
+suspect: a kill of which not all survivors say so has no such time. Bytes are what a node's gossip sent and received, from
 ``/metrics``, with 28 bytes of IP and UDP header a datagram. ``MEMBERSHIP_SIZES`` (5,10,20), ``MEMBERSHIP_KILLS`` (4).
 """
 
@@ -201,8 +201,9 @@ def _measure(room: Room, size: int, kills: int, record: Recorder) -> None:
         since = time.time()
         room.kill(victim)
         _note(found["dead"], _all_see(room, "failed", victim, since, others))
-        suspected = [room.seen(observer, "suspect", victim, since) for observer in others]
-        found["suspect"] += [max(each)] if (each := [s for s in suspected if s is not None]) == suspected else []
+        said = [after for each in others if (after := room.seen(each, "suspect", victim, since)) is not None]
+        if len(said) == len(others):
+            found["suspect"].append(max(said))
         room.start(victim)
         _note(found["restart"], _since_birth(room, victim, others))
     room.add("late")

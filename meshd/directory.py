@@ -47,6 +47,11 @@ class Member:
             and not self.advert.draining
         )
 
+    def proven(self, *, judged: bool) -> bool:
+        """Whether its layers may be relied on. ``judged``: this node proves shards of that model; of another it cannot, so there
+        only a refusal counts."""
+        return self.admitted is True or (self.admitted is None and not judged)
+
     @property
     def last_resort(self) -> bool:
         """Used only when nobody better holds the layers."""

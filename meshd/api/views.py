@@ -102,8 +102,7 @@ def _counts(member: Member, directory: Directory, facts: NodeFacts, *, judged: b
         return False
     if member.node_id == directory.self_id:
         return facts.state == "ready"
-    proven = member.admitted is True or (member.admitted is None and not judged)
-    return member.state is NodeStatus.ALIVE and proven and member.incompatible is None
+    return member.state is NodeStatus.ALIVE and member.proven(judged=judged) and member.incompatible is None
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from meshd.chain.effects import Compute, ReadLog, Send
@@ -354,19 +354,12 @@ class HopSession:
                 guess=step.guess,
             )
             return [Send(self.entry, reply, item.source)]
-        onward = Step(
+        onward = replace(
+            step,
             plan=step.plan.onward,
-            seq=step.seq,
-            start=step.start,
-            n=step.n,
-            emit=step.emit,
             remaining_ms=max(0, int((item.expires - now) * 1000.0)),
-            reserve_tokens=step.reserve_tokens,
-            history=step.history,
             trail=trail,
             rows=ran.rows,
-            guess=step.guess,
-            recent=step.recent,
         )
         return [Send(step.plan.route[1].node_id, onward)]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -200,7 +200,7 @@ class Answer:
         left = [i for i in others if i not in self._tried]
         late = (ms := self._left_ms(now)) is not None and ms <= 0
         if late or (not left and now >= self._give_up):
-            self._failed = _most_said(self._tried.values())
+            self._failed = max(reversed(self._tried.values()), key=_worth)  # of equals the newest
             return
         if not left:
             self._todo.append(Pause(PAUSE_S))
@@ -236,14 +236,8 @@ class Answer:
         return {**final, "tokens": list(self._progress.tokens), "text": self._progress.text}
 
 
-def _most_said(problems: Iterable[MeshdError]) -> MeshdError:
-    """What is worth telling: rather of the room than of an entry that cannot take requests just now, rather what an entry
-    answered than that another was not there, rather the newest."""
-    return max(
-        enumerate(problems),
-        key=lambda one: (isinstance(one[1], RequestFailed), not _of_itself(one[1]), one[0]),
-    )[1]
-
-
-def _of_itself(problem: MeshdError) -> bool:
-    return isinstance(problem, RequestFailed) and problem.error.get("code") == NotReady.code
+def _worth(problem: MeshdError) -> int:
+    """What to tell rather: what an entry said of the room, then of itself (it takes nothing now), then that it was not there."""
+    if not isinstance(problem, RequestFailed):
+        return 0
+    return 1 if problem.error.get("code") == NotReady.code else 2

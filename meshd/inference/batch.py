@@ -30,9 +30,8 @@ from meshd.errors import Busy
 Tag = TypeVar("Tag", bound=Hashable)
 
 BLOCK_ROWS: Final = 32
-STALL_MS: Final = (
-    500.0  # half of that makes a slow device read all weights twice as often: 1.5 times the work (measured)
-)
+# Half of that makes a slow device read all weights twice as often: 1.5 times the work (measured).
+STALL_MS: Final = 500.0
 COMPANY_STEPS: Final = 1.5
 
 

@@ -66,9 +66,7 @@ def _present(member: Member) -> bool:
 
 def _trusted(member: Member, ours: str) -> bool:
     """An entry runs what it can itself, so its layers must be proven; those of another model cannot be judged here."""
-    if member.advert.layers is None:
-        return True
-    return member.admitted is True or (member.admitted is None and member.advert.digest != ours)
+    return member.advert.layers is None or member.proven(judged=member.advert.digest == ours)
 
 
 async def _hand_over(link: Link, request: Request, writer: Writer) -> Response | None:
