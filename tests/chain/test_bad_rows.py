@@ -5,36 +5,12 @@ from __future__ import annotations
 from meshd.chain.effects import Compute, Send
 from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hops import Failed, Held, Hops
-from meshd.chain.messages import Fill, Lost, Need, Step, Why
-from meshd.chain.plan import Plan
-from meshd.inference.engine import Sampling
-from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
-from tests.chain.steps import changed
+from meshd.chain.messages import Fill, Lost, Need, Why
+from meshd.vocabulary import Hop, LayerRange, NodeId
+from tests.chain.steps import ENTRY, MIDDLE, SESSION, STEP, A, B, C, changed
 
-ENTRY, A, B, C = (NodeId(f"{i:032x}") for i in range(4))
-SESSION = SessionId("a" * 32)
-FIRST, MIDDLE = LayerRange(0, 4), LayerRange(4, 8)
+FIRST = LayerRange(0, 4)
 BAD = Failed(Why.ROWS, "rows that are not finite")
-STEP = Step(
-    plan=Plan(
-        session=SESSION,
-        attempt=1,
-        prompt_len=3,
-        digest="d",
-        num_layers=12,
-        route=(Hop(B, MIDDLE, 7), Hop(C, LayerRange(8, 12), 1)),
-        origin=FIRST,
-        entry=ENTRY,
-        sampling=Sampling(),
-    ),
-    seq=1,
-    start=0,
-    n=3,
-    emit=1,
-    remaining_ms=5000,
-    reserve_tokens=259,
-    rows=b"x" * 48,
-)
 
 
 def hops(held: LayerRange = MIDDLE) -> Hops:

@@ -9,8 +9,8 @@ from meshd.chain.holding import Holding
 from meshd.chain.hops import Hops
 from meshd.chain.messages import Need, Step
 from meshd.inference.engine import Ran
-from tests.chain.steps import changed
-from tests.chain.test_hops import STEP, A, compute, hops, sent
+from tests.chain.steps import STEP, A, changed
+from tests.chain.test_hops import compute, hops, sent
 
 # Positions 0..2 are the prompt; then position 3 with guesses for 4, 5 and 6.
 WINDOW = changed(STEP, seq=2, start=3, n=4, emit=4, rows=b"x" * 64, guess=(40, 50, 60))

@@ -10,34 +10,9 @@ from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hop import NEED_AGAIN_S
 from meshd.chain.hops import ORPHAN_S, SILENCE_S, Failed, Held, Hops, Missing, Rows
 from meshd.chain.messages import Ask, End, Fill, Lost, Need, Phase, Progress, Reply, Step, Why
-from meshd.chain.plan import Plan
 from meshd.inference.engine import Choice, Ran, Sampling
 from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
-from tests.chain.steps import changed
-
-ENTRY, A, B, C = (NodeId(f"{i:032x}") for i in range(4))
-SESSION = SessionId("a" * 32)
-MIDDLE = LayerRange(4, 8)
-STEP = Step(
-    plan=Plan(
-        session=SESSION,
-        attempt=1,
-        prompt_len=3,
-        digest="d",
-        num_layers=12,
-        route=(Hop(B, MIDDLE, 7), Hop(C, LayerRange(8, 12), 1)),
-        origin=LayerRange(0, 4),
-        entry=ENTRY,
-        sampling=Sampling(),
-    ),
-    seq=1,
-    start=0,
-    n=3,
-    emit=1,
-    remaining_ms=5000,
-    reserve_tokens=259,
-    rows=b"x" * 48,
-)
+from tests.chain.steps import ENTRY, MIDDLE, SESSION, STEP, A, B, C, changed
 
 
 def hops() -> Hops:

@@ -10,13 +10,14 @@ import logging
 import math
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import trio
 
+from meshd.election.coverage import counts
 from meshd.vocabulary import LayerRange, NodeStatus
 from tests.sim.whole.asking import HONEST, Attempt, Wish
 from tests.sim.whole.net import Net
@@ -149,18 +150,15 @@ class Room:
         others += [held for at, held in self._died if now - at < HOLD_S]
         if kept is not None:
             others.append(kept)
-        missing = [i for i in range(layers.start, layers.end) if not any(i in range(h.start, h.end) for h in others)]
+        missing = [i for i in _unheld(others) if layers.start <= i < layers.end]
         # A room that has a gap already may give up what it needs to fill it: it cannot answer anyway. So may the part of a
         # divided room that the device sees.
-        if missing and not list(self.gaps()) and not _sees_gap(device):
+        if missing and not self.gaps() and not _sees_gap(device):
             self.fail(f"{name} drops {layers} though nobody else holds {missing}")
 
-    def gaps(self) -> Iterator[int]:
+    def gaps(self) -> list[int]:
         """Layers that nobody can run now; who hangs is as good as dead to the others."""
-        held = [device.layers for device in self.honest if device.well and device.layers is not None]
-        for i in range(LAYERS):
-            if not any(h.start <= i < h.end for h in held):
-                yield i
+        return _unheld([device.layers for device in self.honest if device.well and device.layers is not None])
 
     async def watch(self) -> None:
         """Notice who is undisturbed, until cancelled."""
@@ -241,7 +239,7 @@ class Room:
                     self.fail(f"{device.name} has admitted {other.name}, which computes wrongly")
                 elif not other.disk.wrong and not member.admitted:
                     return f"{device.name} has not admitted {other.name}: {member.admission}"
-        gaps = list(self.gaps())
+        gaps = self.gaps()
         return f"nobody holds {gaps}" if gaps else ""
 
     def leftovers(self) -> str:
@@ -267,8 +265,12 @@ def _sees_gap(device: Device) -> bool:
     assert device.layers is not None
     others = [m for id_, m in device.daemon.directory().members.items() if id_ != device.node_id]
     held = [m.advert.layers for m in others if m.state is NodeStatus.ALIVE and m.advert.layers is not None]
-    held.append(device.layers)
-    return any(not any(h.start <= i < h.end for h in held) for i in range(LAYERS))
+    return bool(_unheld([*held, device.layers]))
+
+
+def _unheld(ranges: Sequence[LayerRange]) -> list[int]:
+    """Layers that none of the ranges holds."""
+    return [layer for layer, replicas in enumerate(counts(ranges, LAYERS)) if not replicas]
 
 
 class Errors(logging.Handler):

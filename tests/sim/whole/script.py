@@ -154,10 +154,10 @@ class Script:
                 capacities[capacities.index(min(capacities))] = max(SMALL_MB)
         if rng.random() < 0.3:
             capacities.append(0)
+        spare = sum(map(_layers_of, capacities)) - LAYERS
         slowly, liar = rng.random() < 0.5, len(capacities) if rng.random() < 0.2 else None
         if liar is not None:
             capacities.append(rng.choice(SMALL_MB))
-        spare = sum(map(_layers_of, capacities)) - LAYERS
         for number, capacity in enumerate(capacities):
             flags = ["--target-replicas", str(target)]
             # The others must be enough for everything: who is pinned does not go where it is needed.
