@@ -1,10 +1,11 @@
 """What a stage more costs a token beyond its compute: 1, 2 and 3 real daemons on loopback, with a mesh key (TLS) and without.
 
-The model is the hash model, which computes nothing to speak of, so a token's time is the chain's own: entry, links, hops. The
-first daemon is the entry and the first stage. Streams alternate between the three rooms, so that all meet the same noise; the
-claim is the difference between neighbours. Processor time per token comes from the kernel's scheduler (nanoseconds, all threads
-of a process); the least of all rounds is told, being the one that shared caches and cores with the fewest others. ``sends``
-counts the TCP segments with data between daemons a token (needs ``ss``): S stages are S half-trips.
+The model is the hash model, which computes little, so a token's time is the chain's own: entry, links, hops. ``compute_ms`` is
+what the stages say they computed for a token, together; ``gap_ms`` what a token takes beyond that, in the median. The first
+daemon is the entry and the first stage. Streams alternate between the three rooms, so that all meet the same noise; the claim
+is the difference between neighbours, ``more_than_one_less_ms``. Processor time per token comes from the kernel's scheduler
+(nanoseconds, all threads of a process); the least of all rounds is told, being the one that shared caches and cores with the
+fewest others. ``sends`` counts the TCP segments with data between daemons a token (needs ``ss``): S stages are S half-trips.
 
 The reference of the same run is a ring of bare processes (`_ring`): trio, a socket and trio's TLS, which pass on a message of a
 step's size and do nothing with it, as many half-trips as the room has. ``floor_ms`` is a round's share of each and
@@ -44,6 +45,7 @@ class Taken:
     """What was measured in one room."""
 
     gaps_ms: list[float] = field(default_factory=list)
+    compute_ms: list[float] = field(default_factory=list)
     cpu_us: dict[str, list[float]] = field(default_factory=dict)
     sends: list[float] = field(default_factory=list)
     floor_ms: list[float] = field(default_factory=list)
@@ -88,7 +90,9 @@ def _start(room: LocalRoom, stages: int) -> None:
 
 def _measure(room: LocalRoom, taken: Taken) -> None:
     before, segments = cpu_ns(room), _segments(room)
-    taken.gaps_ms += stream(room, TOKENS, prompt=PROMPT).gaps_ms
+    streamed = stream(room, TOKENS, prompt=PROMPT)
+    taken.gaps_ms += streamed.gaps_ms
+    taken.compute_ms.append(streamed.compute_ms)
     for name, spent in cpu_ns(room).items():
         taken.cpu_us.setdefault(name, []).append((spent - before[name]) / 1e3 / TOKENS)
     after = _segments(room)
@@ -108,12 +112,17 @@ def _report(recorder: Recorder, wire: str, taken: dict[int, Taken]) -> None:
     for stages, found in taken.items():
         spread = quantiles(found.gaps_ms)
         each = {name: round(min(spent)) for name, spent in found.cpu_us.items()}
-        more_ms = spread["p50"] - last
+        compute_ms = statistics.median(found.compute_ms)
+        gap_ms = spread["p50"] - compute_ms
+        more_ms = gap_ms - last
         more = {} if stages == STAGES[0] else {"more_than_one_less_ms": more_ms, **_floor(found, stages, more_ms)}
         fast = sorted(found.gaps_ms)[len(found.gaps_ms) // 10]
         sends = {"sends": statistics.median(found.sends)} if found.sends else {}
-        recorder.row(wire=wire, stages=stages, unit="ms/token", **spread, p10=fast, **more, cpu_us=each, **sends)
-        last = spread["p50"]
+        beyond = {"compute_ms": compute_ms, "gap_ms": gap_ms}
+        recorder.row(
+            wire=wire, stages=stages, unit="ms/token", **spread, p10=fast, **beyond, **more, cpu_us=each, **sends
+        )
+        last = gap_ms
 
 
 def _floor(found: Taken, stages: int, more_ms: float) -> dict[str, float]:
@@ -124,11 +133,13 @@ def _floor(found: Taken, stages: int, more_ms: float) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Streamed:
-    """One answer as its client saw it: when it was asked for, its tokens and when each came (seconds)."""
+    """One answer as its client saw it: when it was asked for, its tokens and when each came (seconds), and what its stages
+    computed for a token, together."""
 
     began: float
     tokens: list[int]
     times: list[float]
+    compute_ms: float = 0.0
 
     @property
     def gaps_ms(self) -> list[float]:
@@ -151,6 +162,8 @@ def stream(room: LocalRoom, count: int, **prompt: object) -> Streamed:
             tokens = json.loads(line[6:])["tokens"]
             answer.tokens += tokens
             answer.times += [now] * len(tokens)
+        elif b'"route"' in line:
+            answer.compute_ms = sum(hop["compute_ms"] for hop in json.loads(line[6:])["route"])
     connection.close()
     return answer
 

@@ -125,7 +125,7 @@ def _step_head(step: Step) -> dict[str, Any]:
 
 
 def _trail_out(trail: tuple[Trace, ...]) -> list[list[float]]:
-    return [[round(t.compute_ms, 3), round(t.hold_ms, 3), t.filled, t.windows] for t in trail]
+    return [[t.compute_ms, t.hold_ms, t.filled, t.windows] for t in trail]
 
 
 def _ids_out(name: str, ids: tuple[int, ...]) -> dict[str, list[int]]:

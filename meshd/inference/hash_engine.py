@@ -147,16 +147,17 @@ class HashEngine:
         self._forwards += 1
         now = trio.current_time()
         for job in batch:
-            job.result = self._run_one(job, began, now, len(batch))
+            job.result = self._run_one(job, began, len(batch))
         behind = sum(max(0, job.run.start + job.run.n - max(job.run.start, job.run.prompt_len)) for job in batch)
         self._rate.add(behind, now)
 
-    def _run_one(self, job: _Job, began: float, now: float, batch: int) -> Ran | MeshdError:
+    def _run_one(self, job: _Job, began: float, batch: int) -> Ran | MeshdError:
         try:
-            ran = self._sessions.run(job.run, now)
+            ran = self._sessions.run(job.run, trio.current_time())
         except MeshdError as error:
             return error
-        return Ran(ran.rows, ran.choices, (now - began) * 1000.0, max(0.0, began - job.arrived) * 1000.0, batch)
+        took_ms = (trio.current_time() - began) * 1000.0
+        return Ran(ran.rows, ran.choices, took_ms, max(0.0, began - job.arrived) * 1000.0, batch)
 
     async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
         await trio.lowlevel.checkpoint()
