@@ -234,7 +234,12 @@ class Elector:
             return []
         others = self._others(now)
         move = best_move(
-            self._sizes, self._watch.device(self.held), others, self._settings, cooled=now >= self._cool_at
+            self._sizes,
+            self._watch.device(self.held),
+            others,
+            self._settings,
+            cooled=now >= self._cool_at,
+            answers=self._answers(),
         )
         if move is None or self._grants.forbids(move.leaves, now):
             return []
@@ -256,6 +261,22 @@ class Elector:
         replicas = counts((d.layers for d in others if d.layers), self._sizes.num_layers)
         return 0 not in replicas or 0 in replicas[layers.start : layers.end]
 
+    def _still(self, task: _Task, now: float) -> Move | None:
+        """The move that ``task`` is, if it still makes the room better."""
+        return still_worth(
+            self._sizes,
+            self._watch.device(self.held),
+            self._others(now),
+            self._settings,
+            task.layers,
+            answers=self._answers(),
+        )
+
+    def _answers(self) -> bool:
+        """Every layer is served now, as far as this node knows."""
+        held = [self.held] if self.held is not None else []
+        return 0 not in counts([*self._watch.served(), *held], self._sizes.num_layers)
+
     def _others(self, now: float) -> list[Device]:
         task = self._task
         started = task is not None and task.progress > 0.0
@@ -267,9 +288,7 @@ class Elector:
         if self._watch.mine is None:
             return self._give_up(now, self._settings.retry_s)  # this node began to drain since
         if task.move is not None and self.held is not None:
-            move = still_worth(
-                self._sizes, self._watch.device(self.held), self._others(now), self._settings, task.layers
-            )
+            move = self._still(task, now)
             if move is None or self._grants.forbids(move.leaves, now):
                 return self._give_up(now, self._rng.uniform(0.5, 2.0))
             task.move = move
@@ -347,6 +366,8 @@ class Elector:
         old = self.held
         if task.move is not None and task.move.beside:
             return [Drop(old), *self._hold(task, now)]
+        if self._still(task, now) is None:  # the room has changed while the others were asked
+            return self._give_up(now, self._rng.uniform(0.5, 2.0))
         self._left, task.phase, task.due = old, "dropping", NEVER
         return [Drop(old)]
 

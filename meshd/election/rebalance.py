@@ -4,6 +4,9 @@ A move must make the room better: fewer uncovered layers; or, for a move elsewhe
 with none more missing, a slowest layer faster by the margin among those it touches. No move uncovers a layer: a last
 replica only grows, or stays.
 
+``others`` is the room as it will be, with what is being taken. Whether it answers now is another question (``answers``): who
+moves away serves its old range until it has the new one, so a gap to come is no reason to stop serving.
+
 A boundary between two nodes shifts in two moves: the one with the lighter load grows into the other's range if both
 together would be faster by the margin, and then the other shrinks to that boundary because that alone makes it faster.
 Growing for any other reason would not pay: half a replica survives nobody's death and makes routes uneven.
@@ -40,30 +43,47 @@ class _Worth:
     thinnest: int
 
 
-def best_move(sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings, *, cooled: bool) -> Move | None:
+def best_move(
+    sizes: Sizes,
+    mine: Device,
+    others: Sequence[Device],
+    settings: Settings,
+    *,
+    cooled: bool,
+    answers: bool = False,
+) -> Move | None:
     """The best move for ``mine`` (which holds layers) in this room, or None. ``cooled``: may move for anything but a gap."""
-    room = _View(sizes, mine, others, settings)
+    room = _View(sizes, mine, others, settings, answers=answers)
     moves = [move for new in room.reachable() if (move := room.judge(new, cooled=cooled)) is not None]
     return max(moves, key=room.rank, default=None)
 
 
 def still_worth(
-    sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings, layers: LayerRange
+    sizes: Sizes,
+    mine: Device,
+    others: Sequence[Device],
+    settings: Settings,
+    layers: LayerRange,
+    *,
+    answers: bool = False,
 ) -> Move | None:
     """The move to ``layers`` if it still makes the room better."""
-    return _View(sizes, mine, others, settings).judge(layers, cooled=True)
+    return _View(sizes, mine, others, settings, answers=answers).judge(layers, cooled=True)
 
 
 class _View:
     """One node's room, with what stays when the node itself goes."""
 
-    def __init__(self, sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings) -> None:
+    def __init__(
+        self, sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings, *, answers: bool
+    ) -> None:
         assert mine.layers is not None, "only holders move"  # noqa: S101 - the callers' contract
         self.sizes, self.settings, self.mine, self.old = sizes, settings, mine, mine.layers
         self.others = [d for d in others if d.layers is not None]
         self.replicas = counts((d.layers for d in self.others if d.layers), sizes.num_layers)
         self.passes = throughput(self.others, sizes.num_layers)
         self.now = self.worth(self.old)
+        self.answers = answers or self.now.uncovered == 0
         self.edges = {0, sizes.num_layers, *boundaries(d.layers for d in self.others if d.layers)}
         self.lane = sizes.bytes(0, sizes.num_layers) <= lane_budget(mine.capacity_mb, settings)
 
@@ -114,7 +134,7 @@ class _View:
             return True
         sole = 0 in self.replicas[self.old.start : self.old.end]
         # While a sole replica reloads, its layers are away. That costs nothing if the room cannot answer anyway.
-        return sole and not beside and self.now.uncovered == 0
+        return sole and not beside and self.answers
 
     def _why(self, new: LayerRange, *, cooled: bool) -> str:
         after = self.worth(new)

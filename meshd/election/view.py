@@ -76,6 +76,10 @@ class Watch:
             if a.layers is not None and a.digest == self._digest and key in self._admitted and key not in self.suspects
         }
 
+    def served(self) -> list[LayerRange]:
+        """What the others hold now, proven here or not."""
+        return [a.layers for a in self._adverts.values() if a.layers is not None and a.digest == self._digest]
+
     def others(self, claims: Iterable[Claim], *, started: bool, moving: bool, now: float) -> list[Device]:
         """The room without this node, as it will be: ranges held, being loaded, and claimed by whoever outranks this node."""
         claimed = {claim.node_id: claim for claim in claims}

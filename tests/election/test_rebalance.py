@@ -117,3 +117,14 @@ def test_moves_never_uncover_never_overfill_and_come_to_an_end() -> None:
             raise AssertionError(f"still moving after 60 moves: {[str(d.layers) for d in held]}")
         assert min(throughput(held, model.num_layers)) >= 0
     assert moved > 50
+
+
+def test_who_moves_away_still_serves_so_a_last_replica_does_not_reload() -> None:
+    """Its neighbour is about to shrink to 19..30, which leaves a gap that this device could fill by dropping what it alone has.
+    (Seed 541 of the churn.)"""
+    mine, shrinking = device(2, (0, 15), capacity_mb=260), device(8, (19, 30), capacity_mb=260)
+    now = move(mine, shrinking)
+    assert now is not None
+    assert (now.why, now.beside) == ("gap", False)
+    assert best_move(Sizes(spec()), mine, [shrinking], S, cooled=True, answers=True) is None
+    assert still_worth(Sizes(spec()), mine, [shrinking], S, now.layers, answers=True) is None
