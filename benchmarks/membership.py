@@ -40,7 +40,7 @@ class Room(Protocol):
     def leave(self, name: str) -> None: ...
     def start(self, name: str) -> None: ...
     def seen(self, observer: str, what: str, about: str, since: float) -> float | None: ...
-    def born(self, name: str) -> float: ...
+    def born(self, name: str, since: float) -> float | None: ...
     def names(self) -> list[str]: ...
     def bytes_per_s(self) -> float | None: ...
     def close(self) -> None: ...
@@ -75,8 +75,9 @@ class Meshd:
                 return float(event["t"]) - since
         return None
 
-    def born(self, name: str) -> float:
-        return max(float(e["t"]) for e in self.room.nodes[name].events() if e["ev"] == "listening")
+    def born(self, name: str, since: float) -> float | None:
+        times = (float(e["t"]) for e in self.room.nodes[name].events() if e["ev"] == "listening")
+        return next((at for at in times if at >= since), None)
 
     def bytes_per_s(self) -> float | None:
         before, began = self._traffic(), time.monotonic()
@@ -160,8 +161,8 @@ class Serf:
                 return at - since
         return None
 
-    def born(self, name: str) -> float:
-        return max(at for at, what, _ in self.lines[name] if what == "listening")
+    def born(self, name: str, since: float) -> float | None:
+        return next((at for at, what, _ in self.lines[name] if what == "listening" and at >= since), None)
 
     def bytes_per_s(self) -> float | None:
         return None  # its agents do not tell
@@ -204,10 +205,12 @@ def _measure(room: Room, size: int, kills: int, record: Recorder) -> None:
         said = [after for each in others if (after := room.seen(each, "suspect", victim, since)) is not None]
         if len(said) == len(others):
             found["suspect"].append(max(said))
+        since = time.time()
         room.start(victim)
-        _note(found["restart"], _since_birth(room, victim, others))
+        _note(found["restart"], _since_birth(room, victim, since, others))
+    since = time.time()
     room.add("late")
-    _note(found["join"], _since_birth(room, "late", everybody))
+    _note(found["join"], _since_birth(room, "late", since, everybody))
     since = time.time()
     room.leave("late")
     _note(found["leave"], _all_see(room, "left", "late", since, everybody))
@@ -215,10 +218,12 @@ def _measure(room: Room, size: int, kills: int, record: Recorder) -> None:
     record.row(daemon=room.kind, nodes=size, kills=kills, sent_bytes_per_s=steady, **figures)
 
 
-def _since_birth(room: Room, name: str, observers: Iterable[str]) -> float | None:
-    before = time.time() - 0.05
-    after = _all_see(room, "join", name, before, observers)
-    return None if after is None else max(0.0, before + after - room.born(name))
+def _since_birth(room: Room, name: str, since: float, observers: Iterable[str]) -> float | None:
+    """Seconds from its own first word after ``since``, which the others may hear before it is in its log."""
+    after, give_up = _all_see(room, "join", name, since, observers), time.time() + CAP_S
+    while (born := room.born(name, since)) is None and time.time() < give_up:
+        time.sleep(0.05)
+    return None if after is None or born is None else max(0.0, since + after - born)
 
 
 def _note(values: list[float], value: float | None) -> None:
