@@ -59,9 +59,10 @@ class UniformStep:
         width]``. The result is overwritten by the next call."""
         shape = self._shape
         rows = turned.shape[0]
-        queries, both = turned.split((shape.heads, 2 * shape.groups), 1)
-        parts = both.view(rows, 2, shape.groups, shape.width)
-        for place, part in zip(self._places[layer], parts.split(self._sizes), strict=False):  # idle rows have no place
+        queries = turned.narrow(1, 0, shape.heads)
+        both = turned.narrow(1, shape.heads, 2 * shape.groups).view(rows, 2, shape.groups, shape.width)
+        parts = both.split(self._sizes) if len(self._sizes) > 1 else (both,)
+        for place, part in zip(self._places[layer], parts, strict=False):  # idle rows have no place
             place.copy_(part)
         attends = self._attends.get(recipe.window)
         if attends is None:
