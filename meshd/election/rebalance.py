@@ -119,14 +119,21 @@ class _View:
 
     def judge(self, new: LayerRange, *, cooled: bool) -> Move | None:
         """The move to ``new`` if it is allowed and makes the room better."""
-        leaves = _difference(self.old, new)
-        old_bytes, new_bytes = (self.sizes.bytes(r.start, r.end) for r in (self.old, new))
-        fits = old_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
-        beside = fits or self.old.covers(new)  # offering less needs no second worker
-        if new_bytes > weight_budget(self.mine.capacity_mb, self.settings) or self._takes_away(leaves, beside=beside):
+        if not self.fits(new):
             return None
         why = self._why(new, cooled=cooled)
-        return Move(new, why, leaves, beside) if why else None
+        return Move(new, why, _difference(self.old, new), self._beside(new)) if why else None
+
+    def fits(self, new: LayerRange) -> bool:
+        """Within the budget, and nobody misses what is left."""
+        within = self.sizes.bytes(new.start, new.end) <= weight_budget(self.mine.capacity_mb, self.settings)
+        return within and not self._takes_away(_difference(self.old, new), beside=self._beside(new))
+
+    def _beside(self, new: LayerRange) -> bool:
+        """Old and new fit at once; offering less needs no second worker."""
+        old_bytes, new_bytes = (self.sizes.bytes(r.start, r.end) for r in (self.old, new))
+        both = old_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
+        return both or self.old.covers(new)
 
     def _takes_away(self, leaves: tuple[LayerRange, ...], *, beside: bool) -> bool:
         """True when layers would have no replica after the move, or during it."""
@@ -144,12 +151,23 @@ class _View:
             return ""
         if new.covers(self.old) and not self.lane:
             return "slow" if self._speedup(new) >= 1.0 + self.settings.margin else ""
-        gained = self.now.deficit - after.deficit
-        if gained >= max(1, len(new) // 5) and not self.old.covers(new):
+        if self._thickens(new, after):
             return "thin"
         shrinks = self.old.covers(new) and {new.start, new.end} <= self.edges and after.thinnest >= self.now.thinnest
         faster = self._speedup(new) >= 1.0 + self.settings.margin
-        return "slow" if faster and (gained >= 0 or shrinks) else ""
+        pays = faster and (after.deficit <= self.now.deficit or (shrinks and not self._regretted(new)))
+        return "slow" if pays else ""
+
+    def _thickens(self, new: LayerRange, after: _Worth) -> bool:
+        """Elsewhere enough layers get a replica that they lack; a range that only grows or shrinks is judged by speed."""
+        elsewhere = not self.old.covers(new) and (self.lane or not new.covers(self.old))
+        return elsewhere and self.now.deficit - after.deficit >= max(1, len(new) // 5)
+
+    def _regretted(self, new: LayerRange) -> bool:
+        """From ``new`` this node would move on to where replicas are missing: what it has given up there it would miss, and come
+        back for the sake of speed, and so for ever."""
+        there = _View(self.sizes, replace(self.mine, layers=new), self.others, self.settings, answers=self.answers)
+        return any(there.fits(other) and there._thickens(other, there.worth(other)) for other in there.reachable())
 
     def _speedup(self, new: LayerRange) -> float:
         """What the move makes of the slowest layer it touches; for a growing range, once the neighbour has shrunk."""

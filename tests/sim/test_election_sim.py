@@ -139,7 +139,13 @@ def test_a_load_that_fails_goes_back_to_the_old_range() -> None:
     assert any("restore 0..15" in line for each in room.alive() for line in each.history)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 1000))])
+# Two in which a last replica was given up for a gap that was only to come, and one of an endless exchange.
+FOUND = (541, 885, 100590)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *FOUND, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1000, 1994))]
+)
 def test_churn_never_costs_a_last_replica_and_ends_covered_and_still(seed: int) -> None:
     rng = Random(seed)
     room = Room(spec(), seed=seed, settings=replace(Settings(), cool_down_s=20.0))
