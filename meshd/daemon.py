@@ -6,10 +6,11 @@ callables it needs, and takes them down in order. If you look for why something 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -74,6 +75,8 @@ from meshd.vocabulary import Advert, Endpoint, Health, NodeId
 DRAIN_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
+
+Signalled = Callable[[], Awaitable[None]]
 
 
 def start(argv: Sequence[str]) -> int:
@@ -299,16 +302,18 @@ class Daemon:
         self.changed()
         nursery.start_soon(notifier.run, lambda: self.announcer.told or " ".join(self._state()))
         notifier.send(READY=1)  # it answers; that layers are served is told by /readyz
-        await _signalled()
-        notifier.send(STOPPING=1)
-        await self._leave()
+        # One receiver for both: between two the second signal would find nobody and end the process in mid-goodbye.
+        with _stop_signals() as signalled:
+            await signalled()
+            notifier.send(STOPPING=1)
+            await self._leave(signalled)
 
-    async def _leave(self) -> None:
+    async def _leave(self, signalled: Signalled) -> None:
         """Drain and say goodbye; a second signal cuts it short."""
         async with trio.open_nursery() as nursery:
 
             async def second_signal() -> None:
-                await _signalled()
+                await signalled()
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(second_signal)
@@ -481,10 +486,15 @@ class Daemon:
         self.changed()
 
 
-async def _signalled() -> None:
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[Signalled]:
+    """Gives what waits for the next signal that tells the process to stop."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            return
+
+        async def signalled() -> None:
+            await anext(signals)
+
+        yield signalled
 
 
 def _worker_said(line: str) -> None:

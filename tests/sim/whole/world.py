@@ -138,7 +138,7 @@ def sealed(
             mock.patch("meshd.gossip.addresses.interfaces", list),
             mock.patch("meshd.gossip.node._suspended_s", float),
             mock.patch("meshd.daemon.interfaces", list),
-            mock.patch("meshd.daemon._signalled", told_to_stop),
+            mock.patch("meshd.daemon._stop_signals", return_value=contextlib.nullcontext(told_to_stop)),
         ):
             yield
     finally:
