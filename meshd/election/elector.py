@@ -262,7 +262,9 @@ class Elector:
         return 0 not in replicas or 0 in replicas[layers.start : layers.end]
 
     def _still(self, task: _Task, now: float) -> Move | None:
-        """The move that ``task`` is, if it still makes the room better."""
+        """The move that ``task`` is, if it still makes the room better and this node has not begun to drain."""
+        if self._watch.mine is None:
+            return None
         return still_worth(
             self._sizes,
             self._watch.device(self.held),

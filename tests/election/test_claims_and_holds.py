@@ -296,3 +296,15 @@ def test_a_node_that_drains_while_its_claim_stands_withdraws_it() -> None:
     play.room()  # one that drains is in nobody's view, not even in its own
     assert play.until(SendClaim).claim.layers is None
     assert play.elector.taking is None
+
+
+def test_a_promise_that_comes_too_late_is_not_made_use_of() -> None:
+    """While a mover asked, somebody else filled the gap, or it was told to drain: it stays as it is."""
+    filled = advert(1, 200), *(advert(n, 200, (0, 15) if n < 4 else (15, 30)) for n in (2, 3, 4, 5))
+    for seen in (filled, ()):
+        play = spare()
+        ask = play.until(AskHold)
+        play.room(*seen)
+        effects = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
+        assert not any(isinstance(effect, Drop) for effect in effects)
+        assert (play.elector.held, play.elector.taking) == (HALF, None)
