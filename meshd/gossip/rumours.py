@@ -6,10 +6,15 @@ A rumour has a subject and a label; a newer one with the same pair replaces the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from meshd.vocabulary import NodeId
 
 Key = tuple[NodeId, str]
+
+# When half a room is suspect thousands of rumours wait, almost all of one size: what is left of a datagram is not worth a look
+# at each of them.
+_MISFITS: Final = 32
 
 
 class Rumours:
@@ -41,13 +46,14 @@ class Rumours:
     def take(self, room_bytes: int, limit: int, most: int = 32) -> list[bytes]:
         """Up to ``most`` rumours that fit, each counted as sent once and retired after ``limit`` sends."""
         chosen: list[tuple[Key, bytes, int]] = []
+        misfits = 0
         for key, packed, tier in self._least_told():
             if len(packed) <= room_bytes:
                 chosen.append((key, packed, tier))
                 room_bytes -= len(packed)
-                if len(chosen) >= most:
-                    break
-            if room_bytes < 16:  # nothing is that short
+            else:
+                misfits += 1
+            if len(chosen) >= most or misfits >= _MISFITS:
                 break
         for key, packed, tier in chosen:
             self._remove(key)

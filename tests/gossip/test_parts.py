@@ -139,6 +139,20 @@ def test_what_is_taken_fits(sizes: list[int], room: int) -> None:
     assert sum(map(len, taken)) <= room
 
 
+def test_what_fits_is_found_behind_a_few_that_do_not_and_not_looked_for_behind_many() -> None:
+    rumours = Rumours()
+    rumours.add(ME, "word", bytes(20))
+    for i in range(1, 21):
+        rumours.add(node(i), "word", bytes(300))
+    assert rumours.take(100, limit=9) == [bytes(20)]
+    rumours.add(ME, "word", bytes(20))
+    for i in range(1, 200):
+        rumours.add(node(i), "word", bytes(300))
+    assert rumours.take(100, limit=9) == []
+    # It is told all the same, once those before it have had their turns.
+    assert any(bytes(20) in rumours.take(1300, limit=9) for _ in range(100))
+
+
 # --- suspicion
 
 

@@ -13,6 +13,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Final
 
@@ -31,6 +32,7 @@ LINK_BYTES: Final = 40 + 29 + 12  # TCP/IP headers, a TLS record, a frame: per m
 INBOX: Final = 1000
 
 
+@cache
 def node_id(index: int) -> NodeId:
     return NodeId(hashlib.sha256(b"node %d" % index).hexdigest()[:32])
 
