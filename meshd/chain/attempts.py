@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from meshd.chain.drafts import MAX_DRAFTS
-from meshd.chain.messages import Open, Phase, Reply, Step
+from meshd.chain.hop import FILL_ROWS
+from meshd.chain.messages import Fill, Need, Open, Phase, Reply, Step
 from meshd.chain.plan import Plan
 from meshd.chain.recovery import Swap
 from meshd.chain.request import GenerationRequest
@@ -58,6 +59,23 @@ class Attempt:
         """The seq of the step that is waited for."""
         return self.unacked[0][0] if self.unacked else None
 
+    def phase(self, hop: Hop) -> Phase | None:
+        """What ``hop`` has said of that step; None if its node has said nothing at all."""
+        report = self.reports.get((hop.node_id, hop.layers))
+        if report is None:
+            silent = not any(node == hop.node_id for node, _ in self.reports)
+            return None if silent else Phase.UNSEEN
+        return report[0]
+
+    def held_up(self) -> tuple[Hop | None, Hop | None]:
+        """The first hop that has not sent that step on, and the one before it."""
+        before: Hop | None = None
+        for hop in self.route:
+            if self.phase(hop) is not Phase.SENT:
+                return hop, before
+            before = hop
+        return None, before
+
 
 class Stepper:
     """Makes the steps of one request."""
@@ -95,6 +113,14 @@ class Stepper:
         ids = pack_ids(self.ids[: self.prompt_len])
         who = hashlib.sha256(tenant.encode()).hexdigest()
         return Open(self.session, attempt, hop, self.digest, who, self._reserve(self.prompt_len), ids)
+
+    def fill(self, need: Need) -> list[Fill]:
+        """The ids that hop 0 lacks."""
+        return [
+            Fill(need.session, need.attempt, need.seq, need.layers, start, n, pack_ids(self.ids[start : start + n]))
+            for start in range(need.have, need.upto, FILL_ROWS)
+            for n in [min(FILL_ROWS, need.upto - start)]
+        ]
 
     def take(self, reply: Reply) -> list[Choice]:
         """The reply's tokens that continue the answer are taken into the ids. A token counts if every guess before it came

@@ -28,14 +28,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper, pack_ids
+from meshd.chain.attempts import CHUNK_ROWS, WINDOW_ROWS, Attempt, Stepper
 from meshd.chain.detours import Detours
 from meshd.chain.drafts import MAX_DRAFTS, Drafts
 from meshd.chain.effects import Emit, Fail, Failover, Finish, Recovered, Send, Watch
 from meshd.chain.effects import SessionEffect as Effect
 from meshd.chain.evidence import Pulse
-from meshd.chain.hop import FILL_ROWS
-from meshd.chain.messages import Ask, ChainMessage, End, Fill, Lost, Need, Opened, Phase, Progress, Reply, Why
+from meshd.chain.messages import Ask, ChainMessage, End, Lost, Need, Opened, Phase, Progress, Reply, Why
+from meshd.chain.opening import ASKED_TOKENS, Opening
 from meshd.chain.patience import HEDGE_S, Patience
 from meshd.chain.recovery import Replicas, Swap, chained
 from meshd.chain.report import Tally
@@ -48,8 +48,6 @@ MAX_LIVE: Final = 3  # attempts under way at once
 PENDING_S: Final = 1.0  # layers that are about to be proven are waited for
 RETRY_S: Final = 0.05
 PREPARE_S: Final = 10.0
-ASKED_TOKENS: Final = 64  # shorter prompts are computed in the time it takes to ask who keeps them
-OPEN_S: Final = 0.25  # who has not answered by then keeps nothing
 PAUSED_S: Final = 0.5  # a tick that comes this late was held up by this process itself
 
 
@@ -72,14 +70,6 @@ class _Stuck:
     reason: str
     until: float
     again_at: float
-
-
-@dataclass(slots=True)
-class _Opening:
-    """The hops of the first route are asked what they keep of the prompt; None has not answered."""
-
-    have: dict[tuple[NodeId, LayerRange], int | None]
-    until: float
 
 
 class Session:
@@ -126,7 +116,7 @@ class Session:
         self._prepared: _Prepared | None = None
         self._prepare_at = now
         self._stuck: _Stuck | None = None
-        self._opening: _Opening | None = None
+        self._opening: Opening | None = None
         self._warm: frozenset[tuple[NodeId, LayerRange]] = frozenset()
         self._expires = math.inf if request.deadline_s is None else now + request.deadline_s
         self._token_due = now + request.token_deadline_s
@@ -290,16 +280,7 @@ class Session:
         """Hop 0 lacks ids."""
         if need.origin is not None or need.upto > len(self.ids):
             return []
-        return [
-            Send(
-                source,
-                Fill(
-                    need.session, need.attempt, need.seq, need.layers, start, n, pack_ids(self.ids[start : start + n])
-                ),
-            )
-            for start in range(need.have, need.upto, FILL_ROWS)
-            for n in [min(FILL_ROWS, need.upto - start)]
-        ]
+        return [Send(source, fill) for fill in self._stepper.fill(need)]
 
     def _lost(self, lost: Lost, source: NodeId, now: float) -> list[Effect]:
         attempt = self._attempts.get(lost.attempt)
@@ -404,24 +385,21 @@ class Session:
     def _open(self, route: Route, now: float) -> list[Effect]:
         """Ask every hop at once what it keeps of the prompt: what all of them have is neither sent nor computed."""
         self._number += 1
-        self._opening = _Opening(dict.fromkeys(((hop.node_id, hop.layers) for hop in route), None), now + OPEN_S)
+        self._opening = Opening(route, now)
         self._progress(now)
         asks = [Send(hop.node_id, self._stepper.open(self._number, hop, self._request.tenant)) for hop in route]
         return [*self._watch(route, now), *asks]
 
     def _opened(self, opened: Opened, source: NodeId, now: float) -> list[Effect]:
-        opening, place = self._opening, (source, opened.layers)
-        if opening is None or place not in opening.have:
+        kept_tokens = min(opened.have, self._stepper.prompt_len - 1)
+        if self._opening is None or not self._opening.heard((source, opened.layers), kept_tokens):
             return []
-        opening.have[place] = min(opened.have, self._stepper.prompt_len - 1)
-        if None in opening.have.values():
-            return []
-        return self._begin_warm(opening, now)
+        return self._begin_warm(self._opening, now)
 
-    def _begin_warm(self, opening: _Opening, now: float) -> list[Effect]:
+    def _begin_warm(self, opening: Opening, now: float) -> list[Effect]:
         """What every hop has counts as computed; a newcomer that has less is filled as always."""
-        self.cached = self._acked = min(have or 0 for have in opening.have.values())
-        self._warm = frozenset(opening.have)
+        self.cached = self._acked = opening.cached_tokens
+        self._warm = frozenset(opening.places)
         return self._begin(self._current.route, (), now)
 
     def _begin(self, route: Route, swaps: tuple[Swap, ...], now: float, *, replayed: int = 0) -> list[Effect]:
@@ -564,17 +542,15 @@ class Session:
         quiet = {node for node in self._current.nodes if self._pulse.quiet(node, now)}
         if quiet:
             return self._hedge(quiet, "silent", now)
-        before: Hop | None = None
-        for hop in self.route:
-            phase = self._phase(hop)
-            if phase is Phase.UNSEEN:
-                return self._bridge(before, hop, now)
-            if phase is Phase.NEEDING:  # it repeats its Need by itself
-                return [] if self._patience.first else self._bridge(before, hop, now)
-            if phase is not Phase.SENT:
-                return self._hedge({hop.node_id}, "slow", now)
-            before = hop
-        return self._again(now)
+        hop, before = self._current.held_up()
+        if hop is None:
+            return self._again(now)
+        phase = self._current.phase(hop)
+        if phase is Phase.NEEDING and self._patience.first:
+            return []  # it repeats its Need by itself
+        if phase in (Phase.UNSEEN, Phase.NEEDING):
+            return self._bridge(before, hop, now)
+        return self._hedge({hop.node_id}, "slow", now)
 
     def _bridge(self, before: Hop | None, hop: Hop, now: float) -> list[Effect]:
         """``hop`` waits for what the hop before it has sent: a message was lost once, or their link is broken."""
@@ -586,13 +562,6 @@ class Session:
                 return around
         self._resent = True
         return self._again(now)
-
-    def _phase(self, hop: Hop) -> Phase | None:
-        report = self._current.reports.get((hop.node_id, hop.layers))
-        if report is None:
-            silent = not any(node == hop.node_id for node, _ in self._current.reports)
-            return None if silent else Phase.UNSEEN
-        return report[0]
 
     def _again(self, now: float) -> list[Effect]:
         """A message was lost on the way: the same route, the same step, a new attempt."""
@@ -628,7 +597,7 @@ class Session:
         return min(self._expires, self._token_due) - now
 
     def _lateness(self, now: float) -> str:
-        where = next((hop for hop in self.route if self._phase(hop) is not Phase.SENT), self.route[0])
+        where = self._current.held_up()[0] or self.route[0]
         waited = now - self._began
         return f"no token for {waited:.1f} s: waiting for layers {where.layers} at node {where.node_id[:8]}"
 
