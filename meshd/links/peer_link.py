@@ -34,7 +34,7 @@ from meshd.links.multiplex import (
     Ponged,
 )
 from meshd.links.peer_stream import PeerStream
-from meshd.links.transport import READ_BYTES, transport_of
+from meshd.links.transport import READ_BYTES, ClosedTransport, transport_of
 from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
@@ -205,7 +205,9 @@ class PeerLink:
                 stream.break_off(lost)
             self._streams.clear()
             self.room.unpark_all()
-            await trio.aclose_forcefully(self._transport)
+            self.bulk_link = None
+            transport, self._transport = self._transport, ClosedTransport()
+            await trio.aclose_forcefully(transport)
 
     async def _read(self) -> None:
         try:

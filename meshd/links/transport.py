@@ -210,3 +210,25 @@ class PatientTransport(Transport):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class ClosedTransport(Transport):
+    """What a link keeps of a connection that is gone. Errors and their frames may hold a link until cycles are collected; the
+    buffers of TLS, 70 kB a connection, go at once."""
+
+    @property
+    def pending(self) -> bool:
+        return False
+
+    def write(self, _data: Buffer) -> None:
+        raise trio.ClosedResourceError("this connection was closed here")
+
+    async def drain(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, _max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise trio.ClosedResourceError("this connection was closed here")
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()

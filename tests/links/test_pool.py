@@ -1,5 +1,6 @@
 """Pools over real loopback sockets: who gets in, who is dialled, what happens when they go."""
 
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +19,7 @@ from meshd.links import peer_link
 from meshd.links.peer_link import LinkTiming, PeerLink
 from meshd.links.pool import LinkPool, PoolSettings, bound, listen
 from meshd.links.tls import LinkTls
+from meshd.links.transport import TlsTransport
 from meshd.links.wire import Links, Message
 from meshd.vocabulary import Endpoint, NodeId
 
@@ -377,6 +379,36 @@ def test_the_last_link_lost_is_told_once_with_the_reason() -> None:
             await ask(await a.pool.get(b.node_id))
 
     run(test)
+
+
+def test_what_is_left_of_a_lost_link_holds_no_tls() -> None:
+    """Its errors and their frames hold a link until cycles are collected, which may be minutes."""
+    book: dict[NodeId, Sequence[Endpoint]] = {}
+    a, b = Node(KEYS[0], RING, book), Node(KEYS[1], RING, book)
+
+    def connections() -> int:
+        return sum(isinstance(one, TlsTransport) for one in gc.get_objects())
+
+    async def test() -> None:
+        before = connections()
+        async with room(a, b, book=book):
+            link = await a.pool.get(b.node_id)
+            stream = await link.open(Message("hello"))
+            assert connections() == before + 2
+            link.close("enough")
+            await link.closed()
+            with pytest.raises(LinkLost) as caught:
+                await stream.send(Message("more"))
+            await until(lambda: b.lost)
+            assert caught.value.__traceback__ is not None
+            assert connections() == before
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
 
 
 def test_a_dead_address_costs_a_head_start_and_a_dead_node_an_error() -> None:
