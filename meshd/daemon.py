@@ -56,6 +56,7 @@ from meshd.node.bar_watch import watch_bars
 from meshd.node.claim_watch import ClaimWatch
 from meshd.node.draining import Draining
 from meshd.node.fetcher import Fetcher
+from meshd.node.gap_watch import GapWatch
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.join_check import refuse_http_ports
 from meshd.node.key_watch import watch_key
@@ -132,7 +133,7 @@ class Daemon:
             name=config.name,
             epoch=identity.epoch,
             http=sockets.http,
-            device="cpu" if config.device == "auto" else config.device,
+            device="cpu",
             capacity_mb=capacity_mb(config),
             wire=WIRE,
         )
@@ -170,6 +171,7 @@ class Daemon:
         )
         self.roster = Roster(identity.node_id, self.admitting.verdict)
         self.claims = ClaimWatch(self.roster, self.log)
+        self.gaps = GapWatch(self.log)
         loader = StageLoader(
             config,
             lambda: self.serving.served,
@@ -203,6 +205,8 @@ class Daemon:
             model=lambda: self.serving.spec,
             notice=self._on_chain_notice,
             max_requests=config.max_sessions,
+            max_relayed=config.max_sessions,
+            max_computing=config.batch + config.max_queue,
         )
         self.app = App(self._node(), guards_of(config, ring))
         self.instruments.registry.register(RoomCollector(self._sources()))
@@ -439,11 +443,11 @@ class Daemon:
         mine = next(member for member in members if member.node_id == self.identity.node_id)
         self.roster.set_self(mine.advert, self.health, proven=mine.advert.layers is not None)
         self.roster.set_peers(members)
-        self.roster.build()
+        self._on_verdict()
         self.admitting.look()
 
     def _on_verdict(self) -> None:
-        self.roster.build()
+        self.gaps.look(self.roster.build(), self.serving.spec)
 
     def _on_addresses(self, addresses: tuple[Endpoint, ...]) -> None:
         self.addresses = addresses
