@@ -110,6 +110,12 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _device(text: str) -> str:
+    if text in ("cuda", "mps"):
+        raise ValueError(f"{text!r}: the engine computes on the CPU only as yet; leave it at auto, or say cpu")
+    return _choice("auto", "cpu")(text)
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser()
 
@@ -174,7 +180,7 @@ class Config:
         "sticky|stateless",
         "keep a session on its route, or re-route each token",
     )
-    device: str = _option(_choice("auto", "cpu", "cuda", "mps"), "auto", "auto|cpu|cuda|mps", "where the layers run")
+    device: str = _option(_device, "auto", "auto|cpu|cuda|mps", "where the layers run (cuda, mps: not built yet)")
     dtype: str = _option(
         _choice("auto", "bf16", "fp16", "fp32", "int8"),
         "auto",
@@ -185,7 +191,7 @@ class Config:
     deterministic: bool = _option(_bool, True, "", "bit-equal answers alone, batched and replayed")
     context: int | None = _option(_whole(16), None, "N", "longest prompt + answer in tokens (default: the model's)")
     max_sessions: int = _option(_whole(1, 65536), 64, "N", "sessions with state at once")
-    max_queue: int = _option(_whole(1, 65536), 32, "N", "steps waiting in the engine before new work is refused")
+    max_queue: int = _option(_whole(1, 65536), 32, "N", "steps waiting beyond a batch before new sessions are refused")
     max_batch: int | None = _option(_whole(1, 4096), None, "N", "sessions in one step (default: max-sessions)")
     prefix_cache_mb: int | None = _option(
         _whole(0), None, "N", "prefix cache size, 0 = off (default: part of the KV reserve)"
@@ -217,6 +223,11 @@ class Config:
     def state(self) -> Path:
         """The state folder."""
         return self.state_dir if self.state_dir is not None else default_state_dir()
+
+    @property
+    def batch(self) -> int:
+        """Sessions in one step of the engine."""
+        return self.max_batch if self.max_batch is not None else self.max_sessions
 
     @property
     def mesh_key_path(self) -> Path:

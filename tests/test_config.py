@@ -52,6 +52,8 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--kv-reserve", "nan"], "--kv-reserve"),
         (["--threads", "0"], "--threads"),
         (["--dtype", "bf17"], "bf17"),
+        (["--device", "cuda"], "on the CPU only"),
+        (["--device", "tpu"], "'tpu' is not one of"),
         (["--model", "../x"], "--model"),
         (["--name", "a b"], "--name"),
         (["--http", "0.0.0.0:1"], "--http 0.0.0.0:1 is not loopback"),

@@ -81,12 +81,15 @@ class _Room:
 
 
 class Hops:
-    """The hop side of a node. ``held`` is set by whoever owns the engine, before each message."""
+    """The hop side of a node. ``held`` and ``computing`` (sessions with a step in the engine, running or waiting) are set by
+    whoever owns the engine, before each message. Beyond either limit new sessions are refused; those that run go on."""
 
-    def __init__(self, self_id: NodeId, *, max_sessions: int = 256) -> None:
+    def __init__(self, self_id: NodeId, *, max_sessions: int = 256, max_computing: int = 256) -> None:
         self.self_id = self_id
         self.held: Held | None = None
+        self.computing = 0
         self._max_sessions = max_sessions
+        self._max_computing = max_computing
         self._rooms: dict[SessionId, _Room] = {}
         self._ended: OrderedDict[SessionId, int] = OrderedDict()
 
@@ -248,6 +251,8 @@ class Hops:
             detail = f"this node's engine is number {held.generation}, not {hop.generation}"
         elif session not in self._rooms and len(self._rooms) >= self._max_sessions:
             why, detail = Why.FULL, f"{self._max_sessions} sessions run here"
+        elif session not in self._rooms and self.computing >= self._max_computing:
+            why, detail = Why.FULL, f"{self.computing} steps wait for this engine"
         return (why, detail) if detail else None
 
     def _answer(self, ask: Ask, room: _Room | None, source: NodeId) -> Iterator[Effect]:

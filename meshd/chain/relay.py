@@ -26,9 +26,11 @@ TICK_S: Final = 0.5  # hops' timers are seconds; only while there are sessions
 class Relay:
     """Serves this node's layers to sessions of any entry. ``engine`` gives what is loaded now."""
 
-    def __init__(self, self_id: NodeId, engine: Callable[[], Engine | None], *, max_sessions: int) -> None:
+    def __init__(
+        self, self_id: NodeId, engine: Callable[[], Engine | None], *, max_sessions: int, max_computing: int
+    ) -> None:
         self._engine = engine
-        self._hops = Hops(self_id, max_sessions=max_sessions)
+        self._hops = Hops(self_id, max_sessions=max_sessions, max_computing=max_computing)
         self._stops: dict[SessionId, set[Callable[[], None]]] = {}  # what ends the computations of a session
         self._effects: deque[HopEffect] = deque()
         self._carrying = False
@@ -83,6 +85,7 @@ class Relay:
         self._hops.held = (
             Held(info.spec.digest, info.layers, info.generation, windows=info.deterministic) if info else None
         )
+        self._hops.computing = len(self._stops)
         self._carry(self._hops.receive(message, source, trio.current_time()))
         self._busy.set()
 

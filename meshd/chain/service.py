@@ -40,6 +40,8 @@ class ChainService:
     ``engine`` and ``directory`` give what is true now; ``model`` likewise (default: the engine's), for a node that is an
     entry without layers. ``notice(kind, fields)`` hears of ``route``, ``failover`` and ``recovered``. ``drafts`` makes what
     guesses a request's tokens (None: nothing does); no answer is changed by it.
+    ``max_requests`` bounds what is owned here, ``max_relayed`` the sessions with state here, ``max_computing`` those of them that
+    have a step in the engine when a new one comes.
     """
 
     kind_prefix: Final = PREFIX
@@ -57,10 +59,11 @@ class ChainService:
         notice: Notice | None = None,
         max_requests: int = MAX_REQUESTS,
         max_relayed: int = MAX_RELAYED,
+        max_computing: int = MAX_RELAYED,
         drafts: NewDrafts | None = _lookup,
     ) -> None:
         self._engine = engine
-        self._relay = Relay(self_id, engine, max_sessions=max_relayed)
+        self._relay = Relay(self_id, engine, max_sessions=max_relayed, max_computing=max_computing)
         self._entry = Entry(
             EntryParts(
                 self_id=self_id,

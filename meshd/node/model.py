@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
@@ -28,6 +28,12 @@ class Served:
     spec: ModelSpec
     folder: Path | None = None
     rehearsal: HashModel | None = None
+
+    def within(self, context: int | None) -> Served:
+        """The same model, of whose sessions none grows beyond ``context`` tokens here."""
+        if context is None or context >= self.spec.context:
+            return self
+        return replace(self, spec=replace(self.spec, context=context))
 
 
 def named(config: Config, store: ModelStore) -> Served | None:

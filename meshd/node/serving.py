@@ -76,7 +76,7 @@ class Serving:
     async def run(self) -> None:
         """Until cancelled. Raises DoesNotFit for a pinned range that cannot be: the daemon ends with it."""
         async with trio.open_nursery() as nursery:
-            self.served = await self._find()
+            self.served = (await self._find()).within(self._config.context)
             await self._start_text(nursery, self.served)
             self._on_change()
             await self._elect(self.served.spec)

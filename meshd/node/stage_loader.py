@@ -89,6 +89,7 @@ class StageLoader:
                 step_ms=model.step_ms,
                 generation=generation,
                 kv_bytes=kv_bytes,
+                max_batch=self._config.batch,
                 prefix_bytes=prefix_bytes,
                 prefix_ttl_s=self._config.prefix_cache_ttl,
             )
@@ -108,7 +109,7 @@ class StageLoader:
                 deterministic=self._config.deterministic,
                 memory_bytes=(self._capacity_mb + RUNTIME_MB) * MB,
                 kv_bytes=kv_bytes,
-                max_batch=self._config.max_batch or self._config.max_sessions,
+                max_batch=self._config.batch,
                 prefix_bytes=prefix_bytes,
                 prefix_ttl_s=self._config.prefix_cache_ttl,
             ),

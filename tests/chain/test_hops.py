@@ -210,6 +210,19 @@ def test_too_many_sessions_are_refused() -> None:
     assert lost.why is Why.FULL
 
 
+def test_no_new_session_while_too_many_steps_wait_and_those_that_run_go_on() -> None:
+    table = Hops(B, max_computing=2)
+    table.held = Held("d", LayerRange(2, 10), 7)
+    table.settle(compute(table.receive(STEP, A, 0.0)), Ran(rows=b"y" * 48), 0.0)
+    table.computing = 2
+    ((_, lost),) = sent(table.receive(changed(STEP, session=SessionId("b" * 32)), A, 0.0))
+    assert isinstance(lost, Lost)
+    assert lost.why is Why.FULL
+    assert compute(table.receive(changed(STEP, seq=2, start=3, n=1), A, 0.0))
+    table.computing = 1
+    assert compute(table.receive(changed(STEP, session=SessionId("c" * 32)), A, 0.0))
+
+
 def test_an_engine_that_fails_loses_the_hop() -> None:
     table = hops()
     job = compute(table.receive(STEP, A, 0.0))

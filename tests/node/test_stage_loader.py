@@ -49,3 +49,8 @@ def test_the_worker_computes_what_the_digest_promises(
 
     trio.run(load)
     assert [options.dtype for options in told] == [identity]
+
+
+def test_a_context_only_ever_shortens_the_models() -> None:
+    served = Served(ModelSpec("m", "d", "bf16", 4, 64, 97, (1,) * 4, 1, 1, False, 1, 256))
+    assert [served.within(n).spec.context for n in (None, 100, 256, 1000)] == [256, 100, 256, 256]
