@@ -54,6 +54,7 @@ class PeerStream:
         "_answer",
         "_arrived",
         "_broken",
+        "_deaf",
         "_ended",
         "_error",
         "_first",
@@ -72,6 +73,7 @@ class PeerStream:
         self._inbox: deque[Inbound] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
         self._broken = trio.Event()
+        self._deaf = False
         self._error: MeshdError | None = None
         self._ended = False
         self._sent_end = False
@@ -130,8 +132,8 @@ class PeerStream:
                 self._take = None
                 self._arrived.unpark_all()
 
-        await trio.lowlevel.checkpoint_if_cancelled()
         try:
+            await trio.lowlevel.checkpoint_if_cancelled()
             while True:
                 while self._inbox and not failures:
                     guarded(self._read(self._inbox.popleft()))
@@ -144,6 +146,8 @@ class PeerStream:
                 await self._arrived.park()
         finally:
             self._take = None
+            self._read_no_more()
+            self._link.flush()
 
     def tell(self, answer: Callable[[Message | MeshdError | None], None]) -> None:
         """Instead of `receive`, for a stream that was just opened: ``answer`` gets what comes first, once. A message, the peer's
@@ -189,7 +193,7 @@ class PeerStream:
 
     def arrive(self, inbound: Inbound) -> None:
         """A message came."""
-        if self._error is not None:
+        if self._error is not None or self._deaf:
             self._link.mux.consumed(self.id, inbound)
         elif self._take is not None:
             self._take(self._read(inbound))
@@ -219,13 +223,18 @@ class PeerStream:
         if answer is not None:
             answer(what)
 
-    def _leave(self) -> None:
-        """This side reads no more: what came goes back to the link's budget."""
-        self._answer = None
+    def _read_no_more(self) -> None:
+        """What came and what comes goes back to the link's budget, or the peer could not even bring its end."""
+        self._deaf = True
         for inbound in (*self._inbox, *([self._first] if self._first else ())):
             self._link.mux.consumed(self.id, inbound)
         self._inbox.clear()
         self._first = None
+
+    def _leave(self) -> None:
+        """Nothing more of this stream is wanted here; what is queued still goes."""
+        self._answer = None
+        self._read_no_more()
         self.break_off(StreamCancelled("this side left the stream"))
         self._link.prune()
         self._link.flush()

@@ -43,7 +43,7 @@ class Stream(Protocol):
 
     async def listen(self, take: Callable[[Message], None]) -> None:
         """Hand every message to ``take`` as it comes, without a task's turn between; returns after the peer's END. Raises as
-        `receive`, and what ``take`` raises."""
+        `receive`, and what ``take`` raises. It is the last to read: once it is over, cancelled too, what comes is dropped."""
         ...
 
     async def end(self) -> None:

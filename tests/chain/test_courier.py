@@ -1,17 +1,24 @@
-"""What is told of messages that could not be brought."""
+"""What is told of messages that could not be brought, and what becomes of streams that somebody is done with."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import trio
 import trio.testing
 
 from meshd.chain.courier import Courier
-from meshd.chain.messages import Ask, Why
+from meshd.chain.messages import Ask, ChainMessage, Why
 from meshd.errors import LinkLost
+from meshd.links.multiplex import Multiplexer
+from meshd.links.peer_link import PeerLink
+from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Links
 from meshd.vocabulary import NodeId, SessionId
+from tests.chain.steps import STEP, changed
 
 ME, PEER, SESSION = NodeId("1" * 32), NodeId("2" * 32), SessionId("5" * 32)
 
@@ -25,6 +32,86 @@ class Unreachable:
     async def get(self, _node: NodeId) -> Any:
         await trio.sleep(1.0)
         raise LinkLost("nobody there")
+
+
+class OneLink:
+    """Links of a node with one peer."""
+
+    def __init__(self, link: PeerLink) -> None:
+        self._link = link
+
+    def live(self, _node: NodeId) -> PeerLink:
+        return self._link
+
+    async def get(self, _node: NodeId) -> PeerLink:
+        return self._link
+
+
+@dataclass
+class Pair:
+    """A courier here, and the link's other end, whose streams go to the handler of `paired`."""
+
+    here: Courier
+    there: PeerLink
+    told: list[Why]
+
+
+@asynccontextmanager
+async def paired(handler: Callable[[PeerLink, PeerStream], Awaitable[None]]) -> AsyncIterator[Pair]:
+    left, right = trio.testing.memory_stream_pair()
+    told: list[Why] = []
+    async with trio.open_nursery() as nursery:
+
+        def accept(stream: PeerStream) -> None:
+            nursery.start_soon(handler, there, stream)
+
+        near = PeerLink(left, Multiplexer(dialler=True), PEER, accept=PeerStream.cancel)
+        there = PeerLink(right, Multiplexer(dialler=False), ME, accept=accept)
+        here = courier(ME, near, lambda _source, _message: None, told)
+        for task in (near.run, there.run):
+            nursery.start_soon(task)
+        await nursery.start(here.run)
+        yield Pair(here, there, told)
+        nursery.cancel_scope.cancel()
+
+
+def courier(node: NodeId, link: PeerLink, deliver: Callable[[NodeId, ChainMessage], None], told: list[Why]) -> Courier:
+    return Courier(
+        node,
+        cast(Links, OneLink(link)),
+        deliver=deliver,
+        lost=lambda _session, _node, why, _attempt: told.append(why),
+    )
+
+
+def test_a_session_that_is_over_at_the_peer_leaves_nothing_on_the_link() -> None:
+    """Its steps still come for a while: kept unread they would use up the link's budget, one session after the other."""
+
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            theirs: list[Courier] = []
+
+            async def serve(link: PeerLink, stream: PeerStream) -> None:
+                if not theirs:
+                    theirs.append(courier(PEER, link, lambda _source, message: theirs[0].close(message.session), told))
+                    await nursery.start(theirs[0].run)
+                first = stream.first()
+                assert first is not None
+                await theirs[0].handle(ME, first, stream)
+
+            async with paired(serve) as pair:
+                told = pair.told
+                for seq in range(12):
+                    pair.here.send(PEER, changed(STEP, seq=seq, n=12, rows=bytes(200_000)))
+                await trio.sleep(1.0)
+                pair.here.close(STEP.plan.session)
+                await trio.sleep(1.0)
+                assert pair.here.streams == theirs[0].streams == pair.there.streams == 0
+                assert pair.there.mux._unread_bytes == 0
+                assert not told
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_each_attempt_hears_that_its_messages_are_lost_however_they_waited() -> None:

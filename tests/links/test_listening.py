@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+import trio.testing
 
 from meshd.errors import StreamCancelled
 from meshd.links.peer_stream import SEND_AHEAD_BYTES, PeerStream
@@ -51,6 +52,29 @@ def test_what_a_listener_raises_is_its_own() -> None:
             with pytest.raises(StreamCancelled):
                 await stream.receive()
             assert pair.acceptor.reason is None
+
+    run(test)
+
+
+def test_a_listener_that_was_cancelled_keeps_nothing_and_can_still_answer() -> None:
+    """Unread messages would hold the link's budget for good, and the credit without which the peer cannot bring its end."""
+
+    async def listen(stream: PeerStream) -> None:
+        with trio.CancelScope() as scope:
+            await stream.listen(lambda _message: scope.cancel())
+        await stream.send(Message("answer"))
+        await stream.end()
+
+    async def test() -> None:
+        async with ends(listen) as pair:
+            with await pair.dialler.open(Message("first")) as stream:
+                for _ in range(30):
+                    await stream.send(Message("next", {}, bytes(100_000)))
+                assert await stream.receive() == Message("answer")
+                await stream.end()
+            await trio.testing.wait_all_tasks_blocked()
+            assert pair.dialler.streams == pair.acceptor.streams == 0
+            assert pair.acceptor.mux._unread_bytes == 0
 
     run(test)
 
