@@ -207,7 +207,7 @@ class Courier:
             self._break(place, outbox, why)
 
     async def _read(self, place: _Place, stream: Stream) -> None:
-        """Deliver what comes on ``stream`` until the peer ends it."""
+        """Deliver what comes on ``stream`` until the peer ends it or gives it up; nothing more is sent on it then."""
 
         def take(raw: Message) -> None:
             message = self._decode(raw, stream)
@@ -215,15 +215,16 @@ class Courier:
                 self._deliver_from(place[1], message)
 
         try:
-            await stream.listen(take)
-            outbox = self._outboxes.get(place)
-            if outbox is not None and outbox.stream is stream:
-                self._drop(place, outbox)  # whoever ends a stream is done with its session
+            await stream.listen(take)  # whoever ends a stream is done with its session
         except LinkLost:
             self._drop(place, self._outboxes.get(place))
             self._lost(place[0], place[1], Why.RESET, None)
+            return
         except MeshdError:
-            return  # the peer gave the stream up; its link lives, and what it had to say it says in messages
+            pass  # the peer gave the stream up; its link lives, and what it had to say it says in messages
+        outbox = self._outboxes.get(place)
+        if outbox is not None and outbox.stream is stream:
+            self._drop(place, outbox)
 
     def _decode(self, raw: Message, stream: Stream) -> ChainMessage | None:
         try:

@@ -114,6 +114,28 @@ def test_a_session_that_is_over_at_the_peer_leaves_nothing_on_the_link() -> None
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+def test_a_stream_that_the_peer_gave_up_is_not_used_for_the_next_message() -> None:
+    """The peer is well and reads: the message goes on another stream, and nothing is lost."""
+    streams: list[PeerStream] = []
+
+    async def serve(_link: PeerLink, stream: PeerStream) -> None:
+        streams.append(stream)
+
+    async def scenario() -> None:
+        async with paired(serve) as pair:
+            pair.here.send(PEER, Ask(SESSION, 1, 1))
+            await trio.sleep(1.0)
+            streams[0].cancel()
+            await trio.sleep(1.0)
+            assert pair.here.streams == 0
+            pair.here.send(PEER, Ask(SESSION, 1, 2))
+            await trio.sleep(1.0)
+            assert len(streams) == 2
+            assert pair.told == []
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 def test_each_attempt_hears_that_its_messages_are_lost_however_they_waited() -> None:
     """The step of a later attempt waits behind a question about an earlier one: whoever waits for that step must hear of it."""
     told: list[tuple[NodeId, Why, int | None]] = []
