@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from meshd.errors import CallerError
+
+MAX_DEPTH: Final = 64
+"""Far more than any request has, and far less than the interpreter's stack, of which the caller may have used most already."""
+
+_TOO_DEEP: Final = f"the body is nested too deeply: at most {MAX_DEPTH} lists and objects may lie inside one another"
 
 
 def read_json(body: bytes) -> Fields:
@@ -18,12 +23,30 @@ def read_json(body: bytes) -> Fields:
     try:
         document = json.loads(body, parse_constant=_no_constant)
     except RecursionError:
-        raise CallerError("the body is nested too deeply") from None
+        raise CallerError(_TOO_DEEP) from None
     except ValueError as error:
         raise CallerError(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise CallerError("the body must be a JSON object")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:  # counted first, for most bodies are long and flat
+        _check_depth(document)
     return Fields(document)
+
+
+def _check_depth(document: object) -> None:
+    """Raise CallerError for what could be parsed, but not be walked again by whoever writes it into a message."""
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _items(outer) if isinstance(inner, list | dict)]
+        if not level:
+            return
+    raise CallerError(_TOO_DEEP)
+
+
+def _items(container: object) -> Iterable[object]:
+    if isinstance(container, dict):
+        return container.values()
+    return container if isinstance(container, list) else ()
 
 
 def _no_constant(name: str) -> float:

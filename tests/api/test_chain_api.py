@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import httpx
@@ -246,6 +247,29 @@ def test_a_body_that_is_no_proper_json_is_400(body: bytes) -> None:
         answer = http.post("/chain", content=body)
         assert answer.status_code == 400
         assert http.get("/healthz").status_code == 200
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def test_nesting_that_can_be_parsed_but_hardly_walked_again_is_400() -> None:
+    names = ("stop", "max_tokens", "temperature", "stream", "resume", "messages", "tools", "whatever")
+    with client(Rig(FakeChain(ids("abc")))) as http:
+        for name, depth in product(names, (64, 900, *range(960, 980, 3), 2000)):
+            body = b'{"prompt": "hi", "%s": %s%s}' % (name.encode(), b"[" * depth, b"]" * depth)
+            answer = http.post("/chain", content=body)
+            assert answer.status_code == 400, (name, depth)
+            assert "at most 64" in answer.json()["error"]["message"]
+
+
+def test_nesting_within_the_limit_is_of_no_concern() -> None:
+    wide = [[i] for i in range(1000)]
+    with client(Rig(FakeChain(ids("abc")))) as http:
+        assert ask(http, whatever=nested(63), other=wide).json()["text"] == "a"
 
 
 def test_content_type_does_not_matter_without_an_origin() -> None:
