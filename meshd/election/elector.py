@@ -6,7 +6,8 @@ load, ask and drop; it knows nothing of engines, links or gossip. Seconds on the
 
 The life of a range: claimed (rumoured, stands ``claim_s``) -> loading -> held. A move claims as well; where old and new fit
 beside each other the new range is loaded first, and the old one is dropped once a replica has promised to stay; else the promise
-comes first, then drop, load, and the old range again if that fails.
+comes first, then drop, load, and the old range again if that fails. A range inside the old one is there already: loading it is
+only to offer less, which gives the rest up, so here too the promise comes first, and nothing is dropped before or after.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class SendClaim:
 class Load:
     """Fetch, load and prove this range; report `progressed`, then `loaded` or `failed`. ``beside``: keep serving the old.
 
-    A range inside the one that is held can be reported as loaded at once: it is only a smaller offer of the same worker.
+    A range inside the one that is held is only a smaller offer of the same worker: it takes the old one's place at once, and no
+    `Drop` follows.
     """
 
     layers: LayerRange
@@ -164,6 +166,8 @@ class Elector:
         task = self._task
         if task is None or task.phase not in {"loading", "restoring"}:
             return []
+        if self._in_place(task):
+            return self._hold(task, now)
         if self.held is not None and task.move is not None and task.move.leaves:
             return self._ask(task, task.move.leaves, now)
         effects: list[Effect] = [Drop(self.held)] if self.held is not None else []
@@ -325,7 +329,13 @@ class Elector:
         task.phase, task.due, task.progress = "loading", NEVER, 0.001
         return [*self._announce(task, now), Load(task.layers, beside, task.why)]
 
+    def _in_place(self, task: _Task) -> bool:
+        """The move only offers less of what is held: nothing has to be loaded, and what is left is left by the load itself."""
+        return task.move is not None and self.held is not None and self.held.covers(task.layers)
+
     def _start_move(self, task: _Task, move: Move, now: float) -> list[Effect]:
+        if self._in_place(task):
+            return self._ask(task, move.leaves, now)
         if move.beside:
             return self._load(task, beside=True, now=now)
         assert self.held is not None, "only holders move"  # noqa: S101 - checked by the caller
@@ -355,7 +365,7 @@ class Elector:
         if task is not None and task.move is not None and granted:
             if task.phase == "asking":
                 granted = asker < self.me
-            elif task.phase != "claimed" and not task.move.beside:
+            elif task.phase != "claimed" and (not task.move.beside or self._in_place(task)):
                 granted = False
             if granted and task.phase in {"asking", "claimed"}:
                 effects += self._not_promised(task, now)
@@ -365,18 +375,20 @@ class Elector:
     def _promised(self, task: _Task, now: float) -> list[Effect]:
         """Everybody asked stays: the old range may go."""
         assert self.held is not None, "only holders leave"  # noqa: S101 - the phases' invariant
-        old = self.held
-        if task.move is not None and task.move.beside:
+        old, in_place = self.held, self._in_place(task)
+        if task.move is not None and task.move.beside and not in_place:
             return [Drop(old), *self._hold(task, now)]
         if self._still(task, now) is None:  # the room has changed while the others were asked
             return self._give_up(now, self._rng.uniform(0.5, 2.0))
+        if in_place:
+            return self._load(task, beside=True, now=now)
         self._left, task.phase, task.due = old, "dropping", NEVER
         return [Drop(old)]
 
     def _not_promised(self, task: _Task, now: float) -> list[Effect]:
         """Nobody promised: stay. What was loaded beside the old range waits a little for another answer."""
         task.open_asks.clear()
-        if task.move is None or not task.move.beside or task.phase == "claimed":
+        if task.move is None or not task.move.beside or task.phase == "claimed" or self._in_place(task):
             return self._give_up(now, self._rng.uniform(0.5, 1.0) * self._settings.move_every_s)
         if task.tries >= _ASK_TRIES:
             return [Drop(task.layers), *self._give_up(now, self._settings.move_every_s)]

@@ -25,8 +25,8 @@ from meshd.election.holds import (
 from meshd.election.settings import Settings
 from meshd.election.view import RoomView
 from meshd.errors import BadDatagram, BadFrame, MeshdError
-from meshd.vocabulary import Advert, LayerRange
-from tests.election.specs import advert, node, spec
+from meshd.vocabulary import Advert, LayerRange, ModelSpec
+from tests.election.specs import advert, hash_spec, node, spec
 
 S = Settings()
 HALF, OTHER = LayerRange(0, 15), LayerRange(15, 30)
@@ -147,9 +147,16 @@ def test_claims_out_of_bounds(change: dict[str, object]) -> None:
 class Play:
     """One elector, told about a room by hand."""
 
-    def __init__(self, number: int, *adverts: Advert, held: LayerRange | None = None, settings: Settings = S) -> None:
+    def __init__(
+        self,
+        number: int,
+        *adverts: Advert,
+        held: LayerRange | None = None,
+        settings: Settings = S,
+        model: ModelSpec | None = None,
+    ) -> None:
         self.number, self.now = number, 0.0
-        self.elector = Elector(node(number), spec(), settings, rng=Random(1), now=0.0, resume=held)
+        self.elector = Elector(node(number), model or spec(), settings, rng=Random(1), now=0.0, resume=held)
         self.sent: list[Effect] = []
         if held is not None:
             self.room(*(a for a in adverts if a.node_id == node(number)))
@@ -308,3 +315,62 @@ def test_a_promise_that_comes_too_late_is_not_made_use_of() -> None:
         effects = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
         assert not any(isinstance(effect, Drop) for effect in effects)
         assert (play.elector.held, play.elector.taking) == (HALF, None)
+
+
+WIDE, REST, GIVEN = LayerRange(0, 20), LayerRange(0, 8), LayerRange(8, 20)
+SLOW = advert(1, 3000, layer_ms=30.0)
+
+
+def wide(*others: Advert) -> Play:
+    """A slow device on 0..20, cooled down, of which the others of this room would do 8..20 better."""
+    play = Play(1, SLOW, held=WIDE, model=hash_spec(30, 100))
+    play.now += S.cool_down_s
+    play.room(SLOW, *others)
+    return play
+
+
+def shrinking() -> tuple[Play, AskHold]:
+    play = wide(advert(2, 3000, (8, 30), layer_ms=3.0))
+    ask = play.until(AskHold)
+    assert (ask.peer, ask.request.layers) == (node(2), GIVEN)
+    return play, ask
+
+
+def test_a_range_is_not_offered_smaller_while_who_takes_the_rest_only_loads_it() -> None:
+    play = wide(advert(2, 3000, (20, 30), layer_ms=3.0, loading=(8, 30)))
+    assert play.until(SendClaim).claim.layers == REST
+    play.now = play.elector.deadline()
+    (withdrawn,) = play.elector.tick(play.now)
+    assert isinstance(withdrawn, SendClaim)
+    assert (withdrawn.claim.layers, play.elector.held, play.elector.taking) == (None, WIDE, None)
+
+
+def test_a_smaller_offer_without_a_promise_changes_nothing() -> None:
+    for answer in (False, None):
+        play, ask = shrinking()
+        if answer is None:
+            play.now += S.hold_answer_s
+            effects = play.elector.tick(play.now)
+        else:
+            effects = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=False), ask.peer, play.now)
+        assert not any(isinstance(effect, Load | Drop) for effect in effects)
+        assert (play.elector.held, play.elector.taking) == (WIDE, None)
+
+
+def test_a_promised_smaller_offer_is_loaded_and_drops_nothing() -> None:
+    play, ask = shrinking()
+    (announced, load) = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
+    assert isinstance(announced, SendClaim)
+    assert load == Load(REST, beside=True, why="slow")
+    assert not answered(play.elector.receive(HoldRequest(1, GIVEN), node(3), play.now)), "it is leaving"
+    assert play.elector.loaded(play.now) == []
+    assert (play.elector.held, play.elector.taking) == (REST, None)
+
+
+def test_a_smaller_offer_is_judged_again_when_it_is_promised() -> None:
+    for seen in ((SLOW, advert(2, 3000, (20, 30), layer_ms=3.0)), ()):
+        play, ask = shrinking()
+        play.room(*seen)
+        effects = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
+        assert not any(isinstance(effect, Load | Drop) for effect in effects)
+        assert (play.elector.held, play.elector.taking) == (WIDE, None)

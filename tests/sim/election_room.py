@@ -220,6 +220,9 @@ class Room:
         assert beside or each.serving is None, "a worker beside another must have been asked for"
         each.loads += 1
         each.history.append(f"{self.now:.1f} {why} {layers}")
+        if each.serving is not None and each.serving.covers(layers):
+            self._offer_less(each, layers)
+            return
         each.load_done = done = self.now + self.load_s * self.rng.uniform(0.7, 1.3)
 
         def progress() -> None:
@@ -242,21 +245,20 @@ class Room:
         self.after(1.0, progress)
         self.after(done - self.now, finish)
 
+    def _offer_less(self, each: SimNode, layers: LayerRange) -> None:
+        """A part of what a worker holds needs no load: the rest of it is given up at once, as the keeper does it."""
+        self._serve(each, layers)
+
+        def offered() -> None:
+            if each.died_at is None:
+                self._do(each, each.elector.loaded(self.now))
+
+        self.after(0.0, offered)
+
     def _drop(self, each: SimNode, layers: LayerRange) -> None:
-        after = each.elector.held if each.elector.taking is None else None  # beside: the new one serves already
         if layers == each.serving:
-            before = self.replicas(each.group)
-            each.serving = after
-            now = self.replicas(each.group)
-            taking = each.elector.taking
-            coming = taking[0] if taking and min(before) == 0 else None  # nothing to lose while the room cannot answer
-            gone = [i for i, (b, a) in enumerate(zip(before, now, strict=True)) if b and not a]
-            lost = [i for i in gone if coming is None or i not in coming]
-            promised_by = self.promises.get(node(each.number))
-            kept = promised_by is None or self._reach(each, promised_by)  # a promise ends with its giver
-            assert not (lost and kept), (
-                f"{each.number} dropped the last replica of {lost}: {each.history} {self.ranges()}"
-            )
+            # beside: the new one serves already
+            self._serve(each, each.elector.held if each.elector.taking is None else None)
             each.history.append(f"{self.now:.1f} drop {layers}")
 
         def unloaded() -> None:
@@ -264,3 +266,16 @@ class Room:
                 self._do(each, each.elector.dropped(self.now))
 
         self.after(0.5, unloaded)
+
+    def _serve(self, each: SimNode, layers: LayerRange | None) -> None:
+        """From now on ``each`` serves these layers in place of what it served, and no last replica may go with that."""
+        before = self.replicas(each.group)
+        each.serving = layers
+        now = self.replicas(each.group)
+        taking = each.elector.taking
+        coming = taking[0] if taking and min(before) == 0 else None  # nothing to lose while the room cannot answer
+        gone = [i for i, (b, a) in enumerate(zip(before, now, strict=True)) if b and not a]
+        lost = [i for i in gone if coming is None or i not in coming]
+        promised_by = self.promises.get(node(each.number))
+        kept = promised_by is None or self._reach(each, promised_by)  # a promise ends with its giver
+        assert not (lost and kept), f"{each.number} dropped the last replica of {lost}: {each.history} {self.ranges()}"
