@@ -7,7 +7,7 @@ with the last one. Raises what the chain raises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -127,12 +127,7 @@ class Answer:
         return Piece(tuple(taken), text)
 
     async def _read(self, ids: list[int]) -> str:
-        """The text that becomes certain with these ids; end tokens have none."""
-        said = [token for token in ids if token not in self._request.eos_ids]
-        if not said:
-            return ""
-        wanted = self._detokenizer.add(said)
-        return self._detokenizer.feed([await self._text.decode(part) for part in wanted])
+        return await _read(self._detokenizer, self._text, ids, self._request.eos_ids)
 
     def _stopped(self) -> bool:
         """True once a stop string was met."""
@@ -154,6 +149,24 @@ class Answer:
         rate = (len(self.choices) - 1) / (now - first) if now > first else 0.0
         timings = Timings((first - self._begun) * 1000, (now - self._begun) * 1000, rate)
         self.report = Finished("stop", self.report.route, self.report.routing, (), timings)
+
+
+async def _read(detokenizer: Detokenizer, text: Text, ids: Sequence[int], eos_ids: frozenset[int]) -> str:
+    """The text that becomes certain with these ids; end tokens have none."""
+    said = [token for token in ids if token not in eos_ids]
+    if not said:
+        return ""
+    return detokenizer.feed([await text.decode(part) for part in detokenizer.add(said)])
+
+
+async def last_words(text: Text, request: GenerationRequest, stops: tuple[str, ...]) -> tuple[str, str]:
+    """How an answer ends whose ids the client has all (``forced``): the text that was held back until nothing could follow,
+    which the client may lack, and the finish reason."""
+    detokenizer = Detokenizer(stops)
+    await _read(detokenizer, text, request.forced, request.eos_ids)
+    rest = detokenizer.finish()
+    ended = detokenizer.stopped or request.forced[-1] in request.eos_ids
+    return rest, "stop" if ended else "length"
 
 
 def _no_report(started: Started) -> Finished:

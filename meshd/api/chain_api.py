@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meshd.api.answer import Answer, answering
+from meshd.api.answer import Answer, answering, last_words
 from meshd.api.asking import (
     MAX_TOKENS,
     Asked,
@@ -146,11 +146,19 @@ async def _stream(answer: Answer, asked: Asked, owner: Owner, node: Node, writer
     await writer.start(200, (*SSE_HEADERS, *started_headers(answer.report, answer.waited_ms)))
     route = route_json(answer.report.route, node.directory())
     await writer.send(frame({**_head(answer.session, asked, owner), "route": route}))
-    text = ""
+    text = rest = ""
     async for piece in answer:
         text += piece.text
-        await writer.send(frame({"tokens": [choice.token for choice in piece.choices], "text": piece.text}))
-    await writer.send(frame(_whole(answer, asked, owner, node.directory(), text)))
+        if piece.choices:
+            await writer.send(frame({"tokens": [choice.token for choice in piece.choices], "text": piece.text}))
+        else:  # the last one
+            rest = piece.text
+    await writer.send(_end(rest, _whole(answer, asked, owner, node.directory(), text)))
+
+
+def _end(rest: str, document: dict[str, Any]) -> bytes:
+    """The last events, in one piece: who has the text that was held back but not the end would be sent that text again."""
+    return (frame({"tokens": [], "text": rest}) if rest else b"") + frame(document)
 
 
 def _head(session: str, asked: Asked, owner: Owner) -> dict[str, Any]:
@@ -187,15 +195,15 @@ def _over(request: GenerationRequest) -> bool:
 
 
 async def _nothing_left(asked: Asked, owner: Owner, request: Request, writer: Writer) -> Response | None:
-    """Nothing follows: the last event again, without a hop."""
-    ended = asked.request.forced[-1] in asked.request.eos_ids
+    """Nothing follows but what was held back: the last events again, without a hop."""
+    rest, reason = await last_words(owner.text, asked.request, asked.stops)
     document = {
         **_head(request.request_id, asked, owner),
         "tokens": [],
-        "text": "",
+        "text": rest,
         "argmax": None,
         "logit": None,
-        "finish_reason": "stop" if ended else "length",
+        "finish_reason": reason,
         "usage": usage_json(len(asked.request.prompt), len(asked.request.forced), 0),
         "route": [],
         "routing": {"mode": "cold", "signature": ""},
@@ -206,5 +214,5 @@ async def _nothing_left(asked: Asked, owner: Owner, request: Request, writer: Wr
         return json_response(document)
     await writer.start(200, SSE_HEADERS)
     await writer.send(frame(_head(request.request_id, asked, owner)))
-    await writer.send(frame(document))
+    await writer.send(_end(rest, document))
     return None

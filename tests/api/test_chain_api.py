@@ -157,6 +157,26 @@ def test_a_resumed_stream_goes_on_where_the_other_broke_off(stop: list[str]) -> 
             assert resumed["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
+@pytest.mark.parametrize("stop", [[], ["Nzz"], ["N"], ["vN"], ["\u00f6x"]])
+@pytest.mark.parametrize("raw", [b"n}jvN", "n}jv\u00f6".encode(), b"n}jv\xf0\x9f"])
+def test_who_lost_the_last_event_only_is_told_what_was_held_back(raw: bytes, stop: list[str]) -> None:
+    with client(Rig(FakeChain(tuple(raw)))) as http:
+        body = {"max_tokens": len(raw), "stop": stop}
+        *pieces, whole = [json.loads(e) for e in events_of(ask(http, stream=True, **body).text)][1:]
+        had = [piece for piece in pieces if piece["tokens"]]
+        ids_had, text = [token for piece in had for token in piece["tokens"]], "".join(piece["text"] for piece in had)
+        resumed = ask(http, resume={"tokens": ids_had}, **body).json()
+        *again, last = [
+            json.loads(e) for e in events_of(ask(http, resume={"tokens": ids_had}, stream=True, **body).text)
+        ][1:]
+    assert ids_had == whole["tokens"]
+    for told, reason in (
+        (resumed["text"], resumed["finish_reason"]),
+        ("".join(piece["text"] for piece in again), last["finish_reason"]),
+    ):
+        assert (text + told, reason) == (whole["text"], whole["finish_reason"])
+
+
 @pytest.mark.parametrize("where", [{"digest": "other"}, {"resume": {"tokens": [104], "digest": "other"}}])
 def test_another_model_cannot_be_resumed(where: dict[str, Any]) -> None:
     with client(Rig(FakeChain(ids("abc")))) as http:
