@@ -485,9 +485,11 @@ class Session:
             attempt.dead = attempt.dead or bool(attempt.nodes & nodes)
         if self._prepared and nodes & {hop.node_id for hop in self._prepared.route}:
             self._prepared = None
+        bad = frozenset(nodes & self._current.nodes)
+        if self._stuck:
+            self._stuck = replace(self._stuck, bad=self._stuck.bad | bad)
         if not self._current.dead or self._stuck:
             return []
-        bad = frozenset(nodes & self._current.nodes)
         return self._replace(bad, _REASONS[why], reporter, now)
 
     def _replace(self, bad: frozenset[NodeId], reason: str, reporter: NodeId, now: float) -> list[Effect]:
@@ -598,8 +600,11 @@ class Session:
 
     def _lateness(self, now: float) -> str:
         where = self._current.held_up()[0] or self.route[0]
-        waited = now - self._began
-        return f"no token for {waited:.1f} s: waiting for layers {where.layers} at node {where.node_id[:8]}"
+        waiting = f"waiting for layers {where.layers} at node {where.node_id[:8]}"
+        if now < self._expires:
+            return f"no token for {now - self._began:.1f} s: {waiting}"
+        told = len(self.ids) - self._stepper.prompt_len
+        return f"the request's deadline came after {told} of {self._request.max_tokens} tokens: {waiting}"
 
 
 _REASONS: Final = {

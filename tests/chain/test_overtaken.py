@@ -1,4 +1,5 @@
-"""An earlier route that is all that is left, after a later one through the same hop was lost. No clock, no links."""
+"""Losses that follow each other: an earlier route that is all that is left after a later one through the same hop was lost, a
+hop that is lost while another's layers are waited for. No clock, no links."""
 
 from __future__ import annotations
 
@@ -18,13 +19,17 @@ HOLDERS = {FIRST: (A1, A2), LAST: (B1, B2)}
 
 
 class Holders:
-    """`recovery.Replicas` of a room in which nothing changes."""
+    """`recovery.Replicas` of a room that changes only where a test has it do so."""
+
+    def __init__(self) -> None:
+        self.holders = dict(HOLDERS)
+        self.proving: set[LayerRange] = set()
 
     def replace(self, layers: LayerRange, *, avoid: Collection[NodeId], arith: str, now: float) -> Route | None:
-        return next(((Hop(node, layers),) for node in HOLDERS.get(layers, ()) if node not in avoid), None)
+        return next(((Hop(node, layers),) for node in self.holders.get(layers, ()) if node not in avoid), None)
 
     def pending(self, layers: LayerRange) -> bool:
-        return False
+        return layers in self.proving
 
     def arith(self, node: NodeId) -> str:
         return "same"
@@ -47,8 +52,9 @@ class Entry:
     def __init__(self) -> None:
         route = (Hop(A1, FIRST), Hop(B1, LAST))
         request = GenerationRequest(prompt=(1, 2, 3), max_tokens=8)
+        self.room = Holders()
         self.core = Session(
-            SessionId("5" * 32), E, request, digest="d", num_layers=12, route=route, replicas=Holders(), now=0.0
+            SessionId("5" * 32), E, request, digest="d", num_layers=12, route=route, replicas=self.room, now=0.0
         )
         self.tickets: dict[NodeId, int] = {}
         self.effects: list[Effect] = []
@@ -109,3 +115,18 @@ def test_a_route_that_is_only_slow_is_left_to_go_on() -> None:
     entry.told(A2, B1, 6)
     assert entry.sent == []
     assert not entry.core.over
+
+
+def test_a_hop_that_is_lost_while_others_layers_are_waited_for_is_not_asked_afterwards() -> None:
+    entry = Entry()
+    entry.room.holders[LAST] = (B1,)
+    entry.room.proving = {LAST}
+    entry.watch_ends(B1, Why.RESET)
+    entry.watch_ends(B1, Why.RESET)
+    assert entry.effects == [], "somebody is about to hold those layers"
+    entry.watch_ends(A1, Why.RESET)
+    assert entry.effects == []
+    entry.room.holders[LAST] = (B1, B2)
+    entry.did(entry.core.tick(entry.core.deadline()))
+    assert [hop.node_id for hop in entry.core.route] == [A2, B2]
+    assert entry.sent == [(A2, 3)]
