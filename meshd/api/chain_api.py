@@ -34,7 +34,7 @@ from meshd.api.report import (
 from meshd.api.sse import SSE_HEADERS, frame, send_error
 from meshd.chain.request import GenerationRequest
 from meshd.directory import Directory
-from meshd.errors import BadRoute, CallerError, ModelChanged
+from meshd.errors import BadRoute, CallerError, ContextLengthExceeded, ModelChanged
 from meshd.vocabulary import NodeId
 
 MAX_HOPS = 64
@@ -66,6 +66,7 @@ async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
     pinned = _pinned(fields, node.directory())
     source = await _prompt(fields, owner)
     room = room_for(source.ids, owner.spec, source.param)
+    _check_forced(forced, max_tokens, room)
     request = GenerationRequest(
         prompt=source.ids,
         max_tokens=with_room(max_tokens, room),
@@ -110,6 +111,20 @@ def _forced(fields: Fields, owner: Owner, temperature: float) -> tuple[int, ...]
     if forced and temperature > 0 and not fields.given("seed"):
         raise CallerError("a sampled answer is resumed with the seed that its first event told", param="seed")
     return forced
+
+
+def _check_forced(forced: tuple[int, ...], max_tokens: int, room: int) -> None:
+    """Raise for ids that no answer to this request can have had: it would be taken for one that has ended."""
+    if len(forced) > max_tokens:
+        raise CallerError(
+            f"resume.tokens has {len(forced)} ids, an answer with max_tokens {max_tokens} has no more than that",
+            param="resume.tokens",
+        )
+    if len(forced) > room:
+        raise ContextLengthExceeded(
+            f"resume.tokens has {len(forced)} ids, and only {room} fit into the context after the prompt",
+            param="resume.tokens",
+        )
 
 
 def _pinned(fields: Fields, directory: Directory) -> tuple[NodeId, ...]:

@@ -237,6 +237,9 @@ def test_resuming_what_had_ended_gives_its_end_without_a_hop(had: list[int], rea
         ({"prompt": None, "messages": [{"role": "user"}]}, "messages[0].content"),
         ({"resume": {"tokens": [999]}}, "resume.tokens"),
         ({"resume": 5}, "resume"),
+        ({"resume": {"tokens": [97, 98]}}, "resume.tokens"),
+        ({"resume": {"tokens": [97] * 5}, "max_tokens": 4}, "resume.tokens"),
+        ({"resume": {"tokens": [97] * 99}, "max_tokens": 500}, "resume.tokens"),
     ],
 )
 def test_a_wrong_value_is_400_and_names_its_parameter(body: dict[str, Any], param: str) -> None:
