@@ -4,7 +4,8 @@ An entry is the state of one prompt's whole blocks of 32 positions, and answers 
 a prompt into one key per block, each over everything before it, the model's digest, the range, the arithmetic and the tenant. So
 another model, range, kernel or tenant never meets the same key. Only prompt positions are ever kept: those of an answer were
 computed one row at a time, with other roundings than a later prompt would give them. A block that is full was computed from
-itself and what lies before it, whatever followed, so what is copied equals what would be computed, bit for bit.
+itself and what lies before it, whatever followed, so what is copied equals what would be computed, bit for bit. That is so while
+the stages before are of one arithmetic: in a mixed room the residuals that came then may differ in last bits from those now.
 
 Owns the order of eviction (used longest ago first; unused for ``ttl_s``) and the sum of sizes. Must not know tensors, sessions,
 clocks: states are whatever is given. Units: bytes, tokens, seconds. Never raises.

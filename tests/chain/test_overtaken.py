@@ -22,7 +22,7 @@ class Holders:
     """`recovery.Replicas` of a room that changes only where a test has it do so."""
 
     def __init__(self) -> None:
-        self.holders = dict(HOLDERS)
+        self.holders: dict[LayerRange, tuple[NodeId, ...]] = dict(HOLDERS)
         self.proving: set[LayerRange] = set()
 
     def replace(self, layers: LayerRange, *, avoid: Collection[NodeId], arith: str, now: float) -> Route | None:
