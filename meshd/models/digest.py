@@ -33,6 +33,7 @@ def make_manifest(
     """The manifest of the folder at ``path``. Tensors of missing files are recorded without a hash."""
     folder = open_folder(path)
     checkpoint = folder.checkpoint
+    checkpoint.refuse_damaged()
     found = hashes.of(path, checkpoint.tensors.values(), _counter("hash", checkpoint.tensors.values(), progress))
     records = {
         tensor.name: TensorRecord(tensor.file, tensor.dtype, tensor.shape, found[tensor.name])

@@ -1,7 +1,7 @@
 """An advisory lock on a file, between processes and threads of one device.
 
 Owns nothing but the descriptor: the kernel frees the lock when its holder dies, so there are no stale locks. Errors:
-StateError when it is not had in time.
+StateError when it is not had in time or its file cannot be made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from meshd.errors import StateError
+from meshd.models.disk import disk_errors
 
 _RETRY_S: Final = 0.1
 
@@ -28,7 +29,8 @@ class FileLock:
     @contextlib.contextmanager
     def held(self, timeout_s: float, waiting: Callable[[], None] | None = None) -> Iterator[None]:
         """Hold the lock; ``waiting`` is told once if somebody else has it. StateError after ``timeout_s``."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        with disk_errors(self.path.parent):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             deadline = time.monotonic() + timeout_s
             told = False

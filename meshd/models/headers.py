@@ -2,18 +2,20 @@
 
 Owns the format (8 bytes of length, JSON, data) and the index of a checkpoint in several files. Standard library only: the
 daemon uses it. Everything is checked before it is believed, as strictly as the official reader: sizes agree with shapes, no
-overlap, no hole, the file ends where the data ends. A file that an index names and that is not there is no error here; it is
-one for whoever needs its tensors (`Checkpoint.need`), because a node may hold only its own part of a model.
+overlap, no hole, the file ends where the data ends. A file that an index names and that is not there, or is damaged, is no
+error here; it is one for whoever needs its tensors (`Checkpoint.need`), because a node may hold only its own part of a model,
+and one lost file must not keep it from its other layers, nor from fetching that file again.
 
 Offsets and sizes are bytes, offsets from the start of the file. Errors: ModelRefused naming file and tensor.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
@@ -37,6 +39,7 @@ DIMENSIONS_CAP: Final = 8
 FILES_CAP: Final = 4096
 
 _INSIDE_LAYER: Final = re.compile(r"\.([0-9]{1,6})\.")
+_ROTTEN: Final = (errno.EIO, errno.EBADMSG)  # the file cannot be read; no other error says anything of its bytes
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 
 
@@ -58,16 +61,23 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All headers of a folder. ``absent`` maps each tensor of a file that is not there to that file's name."""
+    """All headers of a folder. ``absent`` maps each tensor of a file that is not there, or is damaged, to that file's name;
+    ``damaged`` maps the latter to what is wrong with them."""
 
     folder: Path
     tensors: Mapping[str, TensorInfo]
     absent: Mapping[str, str]
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         """Every tensor that the checkpoint has, there or not, sorted."""
         return sorted({*self.tensors, *self.absent})
+
+    def refuse_damaged(self) -> None:
+        """For whoever takes all that is there: a damaged file is not one that was left out."""
+        for reason in self.damaged.values():
+            raise ModelRefused(reason)
 
     def need(self, names: Iterable[str]) -> tuple[TensorInfo, ...]:
         """The headers of ``names``, which must be there. The error names the file and what it holds."""
@@ -79,7 +89,8 @@ class Checkpoint:
         if file is None:
             raise ModelRefused(f"{self.folder.name}: tensor {lacking[0]!r} is in no file")
         held = sorted(name for name, where in self.absent.items() if where == file)
-        raise ModelRefused(f"{file} is missing from {self.folder}: it holds {_summary(held)}")
+        missing = self.damaged.get(file, f"{file} is missing from {self.folder}")
+        raise ModelRefused(f"{missing}: it holds {_summary(held)}")
 
 
 def is_plain_file_name(text: str) -> bool:
@@ -100,17 +111,31 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     places = parse_index_untrusted(read_capped(index, JSON_CAP_BYTES), INDEX_FILE)
     found: dict[str, TensorInfo] = {}
     absent: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     for file in sorted(set(places.values())):
         named = [name for name, where in places.items() if where == file]
-        if not (folder / file).is_file():
+        header = _header_of(folder / file, damaged) if (folder / file).is_file() else None
+        if header is None:
             absent.update(dict.fromkeys(named, file))
             continue
-        header = {tensor.name: tensor for tensor in read_header(folder / file)}
         for name in named:
             if name not in header:
                 raise ModelRefused(f"{INDEX_FILE} says {file} holds {name!r}, and it does not")
             found[name] = header[name]
-    return Checkpoint(folder, found, absent)
+    return Checkpoint(folder, found, absent, damaged)
+
+
+def _header_of(path: Path, damaged: dict[str, str]) -> dict[str, TensorInfo] | None:
+    """The tensors of a file by name; None when it is damaged, and why is noted in ``damaged``."""
+    try:
+        return {tensor.name: tensor for tensor in read_header(path)}
+    except ModelRefused as error:
+        damaged[path.name] = error.message
+    except OSError as error:
+        if error.errno not in _ROTTEN:
+            raise
+        damaged[path.name] = f"{path} cannot be read: {error.strerror}"
+    return None
 
 
 def read_header(path: Path) -> tuple[TensorInfo, ...]:

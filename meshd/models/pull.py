@@ -23,13 +23,14 @@ from meshd.errors import ModelRefused, UsageError
 from meshd.models import builtin
 from meshd.models.convert import convert_gguf
 from meshd.models.digest import make_manifest, verify_shard
+from meshd.models.disk import disk_errors
 from meshd.models.finite import refuse_not_finite
 from meshd.models.headers import INDEX_FILE, SINGLE_FILE
 from meshd.models.hub import SMALL_FILES, HubRepository
 from meshd.models.manifest import MANIFEST_FILE, write_manifest
 from meshd.models.progress import Progress
 from meshd.models.spec import open_folder
-from meshd.models.store import QSPEC_FILE, ModelStore, StoredModel, disk_errors
+from meshd.models.store import QSPEC_FILE, ModelStore, StoredModel
 from meshd.vocabulary import is_model_name
 
 Record = Callable[[Path], None]
@@ -171,6 +172,7 @@ def _with_qspec(store: ModelStore, model: StoredModel, record: Record | None, te
 def _copy_folder(source: Path, target: Path, tell: Progress, store: ModelStore) -> None:
     """Copy what a model needs and nothing else: no pickles, no code, no folders."""
     opened = open_folder(source)
+    opened.checkpoint.refuse_damaged()
     weights = sorted({tensor.file for tensor in opened.checkpoint.tensors.values()})
     small = [name for name in SMALL_FILES if (source / name).is_file()]
     if not (source / SINGLE_FILE).is_file():

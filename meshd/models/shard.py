@@ -5,7 +5,8 @@ SHA-256 is the manifest's, and the manifest only after its digest is the one tha
 only; one receiver per store.
 
 Layout: one file per layer, one for the embedding and one for norm and head, each complete or not there; the index names
-them all. So a node that takes more layers later adds files, and no byte that a worker maps ever changes. Tensors are written in
+them all. So a node that takes more layers later adds files, and no byte that a worker maps ever changes; a stored file that a
+failing disk or a power cut has damaged counts as not there, and comes again. Tensors are written in
 order of offset; how far each has come is noted every few megabytes, and a broken transfer goes on from the note.
 Errors: ModelRefused naming the tensor, StoreFull, StateError.
 """
@@ -25,6 +26,7 @@ from typing import Any, Final
 from meshd.errors import ModelRefused
 from meshd.models.anatomy import Anatomy, dissect
 from meshd.models.checkpoint_writer import encode_header
+from meshd.models.disk import disk_errors, flush
 from meshd.models.headers import (
     DTYPE_BYTES,
     INDEX_FILE,
@@ -44,7 +46,7 @@ from meshd.models.manifest import (
     tokenizer_sha256,
 )
 from meshd.models.spec import refuse_unsafe
-from meshd.models.store import QSPEC_FILE, ModelStore, StoredModel, disk_errors
+from meshd.models.store import QSPEC_FILE, ModelStore, StoredModel
 from meshd.vocabulary import LayerRange
 
 COMPANIONS: Final = ("config.json", "generation_config.json", *TOKENIZER_FILES, QSPEC_FILE)
@@ -137,9 +139,7 @@ class IncomingShard:
         stored = self._stored()
         if stored is not None:
             with disk_errors(self._store.root):
-                for file in files:
-                    (self._folder / file).replace(stored.path / file)
-                self._write_index(stored.path, keep=present)
+                self._add(files, stored.path, present)
             self._forget(files)
             return stored
         with self._store.new_folder() as folder:
@@ -153,31 +153,50 @@ class IncomingShard:
         self._forget(files)
         return model
 
+    def _add(self, files: list[str], folder: Path, present: Mapping[str, str]) -> None:
+        """Move finished files to those of an installed model. Each is on the disk before it has its name there."""
+        for file in files:
+            flush(self._folder / file)
+            (self._folder / file).replace(folder / file)
+        self._write_index(folder, keep=present)
+        flush(folder)
+
     def _prove(self, files: list[str]) -> None:
         """Hash what is on the disk once more: a power cut can keep the note and lose the bytes. The store's cache keeps it."""
         tensors = [tensor for tensor in self._tensors.values() if tensor.file in files]
-        found = self._store.hashes.of(self._folder, tensors)
+        with disk_errors(self._store.root):
+            found = self._store.hashes.of(self._folder, tensors)
         wrong = [name for name, sha256 in found.items() if sha256 != self.manifest.tensors[name].sha256]
         for name in wrong:
             del self._have[name]
         if wrong:
-            self._note(0)
+            with disk_errors(self._store.root):
+                self._note(0)
             raise ModelRefused(f"{len(wrong)} tensors are damaged on the disk, {wrong[0]!r} first: fetch them again")
 
     def _stored(self) -> StoredModel | None:
         return self._store.by_digest(self.manifest.spec.digest)
 
     def _stored_names(self) -> dict[str, str]:
-        """``tensor -> file`` of what the store has of this model already."""
+        """``tensor -> file`` of what the store has of this model already; nothing where its files say nothing of themselves."""
         stored = self._stored()
-        return {t.name: t.file for t in stored.open().checkpoint.tensors.values()} if stored is not None else {}
+        if stored is None:
+            return {}
+        try:
+            return {tensor.name: tensor.file for tensor in stored.open().checkpoint.tensors.values()}
+        except ModelRefused:  # its index or its only file is damaged
+            return {}
 
     def _write_index(self, folder: Path, keep: Mapping[str, str]) -> None:
-        """The index over files that are there and files that may come: replaced as a whole."""
-        if (folder / SINGLE_FILE).is_file():
+        """The index over files that are there and files that may come: replaced as a whole. A single file needs none; one
+        that is kept for nothing is damaged, and would hide the index."""
+        single = folder / SINGLE_FILE
+        if single.is_file() and keep:
             return
         places = {name: keep.get(name, tensor.file) for name, tensor in self._tensors.items()}
-        _replace(folder / INDEX_FILE, json.dumps({"weight_map": places}, indent=1, sort_keys=True).encode())
+        index = json.dumps({"weight_map": places}, indent=1, sort_keys=True).encode()
+        _replace(folder / INDEX_FILE, index, lasting=True)
+        single.unlink(missing_ok=True)
 
     def _open(self, file: str) -> Any:
         """A shard file for reading and writing, made with its header and its full length when it is new."""
@@ -231,7 +250,8 @@ class IncomingShard:
         gone = set(files)
         self._have = {name: have for name, have in self._have.items() if self._tensors[name].file not in gone}
         if self._have:
-            self._note(0)
+            with disk_errors(self._store.root):
+                self._note(0)
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -245,7 +265,8 @@ def read_part(folder: Path, tensor: TensorInfo, offset: int, length: int) -> byt
 
 def companions_of(model: StoredModel) -> dict[str, bytes]:
     """The other side: the files that travel whole."""
-    return {name: (model.path / name).read_bytes() for name in COMPANIONS if (model.path / name).is_file()}
+    with disk_errors(model.path.parent):
+        return {name: (model.path / name).read_bytes() for name in COMPANIONS if (model.path / name).is_file()}
 
 
 def _checked_manifest(text: bytes, digest: str) -> Manifest:
@@ -294,7 +315,10 @@ def _sha256(file: Any, size: int) -> str:
     return total.hexdigest()
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes, *, lasting: bool = False) -> None:
+    """``lasting``: on the disk before it has its name, which costs too much for a note that is soon written again."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_bytes(content)
+    if lasting:
+        flush(draft)
     draft.replace(path)

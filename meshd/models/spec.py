@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from meshd.errors import ModelRefused
 from meshd.models.anatomy import Anatomy, dissect
+from meshd.models.disk import disk_errors
 from meshd.models.headers import (
     JSON_CAP_BYTES,
     Checkpoint,
@@ -78,8 +79,9 @@ def open_folder(path: Path) -> ModelFolder:
 
 
 def tensors_of(path: Path, layers: LayerRange) -> tuple[TensorInfo, ...]:
-    """`ModelFolder.tensors_of` of the folder at ``path``."""
-    return open_folder(path).tensors_of(layers)
+    """`ModelFolder.tensors_of` of the folder at ``path``, for a node's loader: a disk's refusal is a StateError."""
+    with disk_errors(path):
+        return open_folder(path).tensors_of(layers)
 
 
 def read_spec(folder: ModelFolder, name: str, digest: str) -> ModelSpec:

@@ -4,7 +4,7 @@ Layout under the root (``<state-dir>/models``)::
 
     registry.json      name -> folder
     m-<digest>/        one installed model, never changed after its rename into place
-    new-PID-*, old-PID-*  folders on their way in or out; swept when that process is gone
+    new-PID-*, old-PID-*  folders on their way in or out; a sweep removes what crashed processes left
     partial/<hash>/    what a broken pull has so far
     hashes.json        tensor hashes (a cache)
     *.lock             held while the registry changes, or while a source is pulled
@@ -17,7 +17,6 @@ library only. Errors: ModelNotFound, ModelRefused, StoreFull, StateError.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -29,6 +28,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshd.errors import ModelNotFound, ModelRefused, StateError, StoreFull
+from meshd.models.disk import disk_errors as disk_errors  # noqa: PLC0414  # others take it from here
+from meshd.models.disk import flush
 from meshd.models.file_lock import FileLock
 from meshd.models.manifest import DTYPES, MANIFEST_FILE, Manifest, as_dtype, read_manifest
 from meshd.models.spec import ModelFolder, open_folder
@@ -58,8 +59,9 @@ class StoredModel:
         return _disk_bytes(self.path)
 
     def open(self) -> ModelFolder:
-        """Its config and tensor headers."""
-        return open_folder(self.path)
+        """Its config and tensor headers. Raises ModelRefused, StateError."""
+        with disk_errors(self.path.parent):
+            return open_folder(self.path)
 
 
 class ModelStore:
@@ -145,8 +147,8 @@ class ModelStore:
             raise ModelRefused(f"{name[:200]!r} cannot name a stored model")
         manifest = read_manifest(folder)
         target = self.root / f"m-{manifest.spec.digest}"
-        for entry in folder.iterdir():
-            _flush(entry)
+        for entry in (*folder.iterdir(), folder):
+            flush(entry)
         with self._changing():
             registry = self._registry()
             former = registry.get(name)
@@ -155,7 +157,7 @@ class ModelStore:
                 self._replace(target, folder)
             else:
                 folder.rename(target)
-            _flush(self.root)
+            flush(self.root)
             registry[name] = target.name
             self._write_registry(registry)
             if former is not None and former not in registry.values():
@@ -167,7 +169,9 @@ class ModelStore:
         with disk_errors(self.root):
             draft = model.path / f".{QSPEC_FILE}.{os.getpid()}"
             shutil.copyfile(qspec, draft)
+            flush(draft)
             draft.replace(model.qspec)
+            flush(model.path)
 
     def partial(self, source: str) -> Path:
         """The folder where a pull of ``source`` keeps what it has; the same one after a break."""
@@ -184,7 +188,8 @@ class ModelStore:
 
     def require_room(self, needed_bytes: int) -> None:
         """Raise StoreFull when ``needed_bytes`` and a little more are not free."""
-        free = shutil.disk_usage(self.root).free
+        with disk_errors(self.root):
+            free = shutil.disk_usage(self.root).free
         if needed_bytes and free < needed_bytes + _SPARE_BYTES:
             short = (needed_bytes + _SPARE_BYTES - free + MB - 1) // MB
             raise StoreFull(
@@ -192,14 +197,28 @@ class ModelStore:
             )
 
     def sweep(self) -> None:
-        """Remove what crashed pulls and removals left behind: folders of processes that are gone, and unregistered models."""
+        """Put back what a crash caught between two renames; remove what crashed pulls and removals left behind: folders of
+        processes that are gone, and unregistered models. Called when a daemon starts and before each pull."""
         if not self.root.is_dir():
             return
         with self._changing():
-            used = set(self._registry().values())
-            for entry in self.root.iterdir():
+            written = self._written_registry()
+            used = set(written.values()) if written is not None else None
+            for entry in list(self.root.iterdir()):
+                if entry.name.startswith("old-"):
+                    self._put_back(entry, used)
                 if entry.is_dir() and _is_left_over(entry.name, used):
                     shutil.rmtree(entry, ignore_errors=True)
+
+    def _put_back(self, away: Path, used: set[str] | None) -> None:
+        """A model that was on its way out when its successor had not come in yet. Under the lock nobody else moves one."""
+        try:
+            folder = self.root / f"m-{read_manifest(away / 'model').spec.digest}"
+        except (ModelRefused, OSError):
+            return
+        if (used is None or folder.name in used) and not folder.exists():
+            (away / "model").rename(folder)
+            flush(self.root)
 
     def _read(self, name: str) -> StoredModel | None:
         folder = self._registry().get(name)
@@ -214,17 +233,20 @@ class ModelStore:
 
     def _registry(self) -> dict[str, str]:
         """``name -> folder``. Only folders of this store's own making are believed."""
+        written = self._written_registry()
+        return self._rebuilt() if written is None else written
+
+    def _written_registry(self) -> dict[str, str] | None:
+        """The registry as its file has it; None when that is lost or damaged."""
         try:
             document = json.loads((self.root / "registry.json").read_bytes())
-        except FileNotFoundError:
-            return self._rebuilt()
+        except (FileNotFoundError, ValueError):
+            return None
         except OSError as error:
             raise StateError(f"the model registry {self.root / 'registry.json'} cannot be read: {error}") from error
-        except ValueError:
-            return self._rebuilt()
         entries = document.get("models") if isinstance(document, dict) else None
         if not isinstance(entries, dict):
-            return self._rebuilt()
+            return None
         return {name: folder for name, folder in entries.items() if _is_entry(name, folder)}
 
     def _rebuilt(self) -> dict[str, str]:
@@ -241,8 +263,9 @@ class ModelStore:
         draft = self.root / f"registry.json.{os.getpid()}"
         with disk_errors(self.root):
             draft.write_bytes(json.dumps({"format": 1, "models": registry}, indent=1, sort_keys=True).encode())
-            _flush(draft)
+            flush(draft)
             draft.replace(self.root / "registry.json")
+            flush(self.root)
 
     def _discard(self, folder: Path) -> None:
         """Away from its name at once, then unlinked."""
@@ -253,13 +276,18 @@ class ModelStore:
         away = Path(tempfile.mkdtemp(prefix=f"old-{os.getpid()}-", dir=self.root))
         folder.rename(away / "model")
         if successor is not None:
-            successor.rename(folder)
+            try:
+                successor.rename(folder)
+            except OSError:
+                (away / "model").rename(folder)
+                raise
+            flush(self.root)  # before the old files go: a power cut leaves one of the two
         shutil.rmtree(away, ignore_errors=True)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         self._make_root()
-        with FileLock(self.root / "registry.lock").held(timeout_s=30.0):
+        with disk_errors(self.root), FileLock(self.root / "registry.lock").held(timeout_s=30.0):
             yield
 
     def _make_root(self) -> None:
@@ -271,23 +299,12 @@ class ModelStore:
             ) from error
 
 
-@contextlib.contextmanager
-def disk_errors(root: Path) -> Iterator[None]:
-    """Turn a full disk into StoreFull and any other refusal of the disk into StateError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"the disk of {root} is full: 'meshd rm NAME' frees room") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StateError(f"the model store {root} cannot be written: {error}") from error
-        raise
-
-
 def _keep_qspec(old: Path, new: Path) -> None:
     """The digest is the same, so what was recorded of the old copy holds for the new one."""
     if (old / QSPEC_FILE).is_file() and not (new / QSPEC_FILE).exists():
         shutil.copyfile(old / QSPEC_FILE, new / QSPEC_FILE)
+        flush(new / QSPEC_FILE)
+        flush(new)
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -302,12 +319,15 @@ def _is_entry(name: Any, folder: Any) -> bool:
     return folder.startswith("m-") and folder[2:].isalnum() and folder.isascii()
 
 
-def _is_left_over(name: str, used: set[str]) -> bool:
+def _is_left_over(name: str, used: set[str] | None) -> bool:
+    """``used``: the folders that the registry names; without one (None) no model is removed, as it may be somebody's."""
     kind, _, rest = name.partition("-")
     if kind == "m":
-        return name not in used
+        return used is not None and name not in used
     owner = rest.partition("-")[0]
-    return kind in ("new", "old") and owner.isdigit() and not _is_running(int(owner))
+    if kind == "old":
+        return owner.isdigit()  # under the registry's lock nobody is at work on it, even if the number lives again
+    return kind == "new" and owner.isdigit() and not _is_running(int(owner))
 
 
 def _is_running(pid: int) -> bool:
@@ -321,11 +341,3 @@ def _is_running(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

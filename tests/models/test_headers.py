@@ -125,6 +125,18 @@ def test_a_missing_file_is_an_error_only_for_those_who_need_it(tmp_path: Path) -
     assert "layer 2" in refused.value.message
 
 
+def test_a_damaged_file_is_one_only_for_those_who_need_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", files=4)
+    hurt = folder / "model-00003-of-00004.safetensors"
+    hurt.write_bytes(hurt.read_bytes()[:-1])
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.need(["model.embed_tokens.weight"])
+    with pytest.raises(ModelRefused, match=r"model-00003-of-00004\.safetensors has .*layer 2"):
+        checkpoint.need(["model.layers.2.input_layernorm.weight"])
+    with pytest.raises(ModelRefused, match="cut off or damaged"):
+        checkpoint.refuse_damaged()
+
+
 def test_an_index_that_promises_too_much_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", files=2)
     index = folder / "model.safetensors.index.json"

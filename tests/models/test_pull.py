@@ -72,6 +72,14 @@ def test_a_model_with_a_missing_file_serves_its_other_layers(tmp_path: Path, sto
         verify_shard(model.path, LayerRange(2, 4), store.hashes)
 
 
+def test_a_model_with_a_damaged_file_is_not_taken_for_one_that_was_left_out(tmp_path: Path, store: ModelStore) -> None:
+    folder = write_model(tmp_path / "m", files=4)
+    (folder / "model-00003-of-00004.safetensors").write_bytes(b"")
+    with pytest.raises(ModelRefused, match=r"model-00003-of-00004\.safetensors is not"):
+        pull(str(folder), store, record=record)
+    assert store.models() == []
+
+
 def test_a_record_that_fails_installs_nothing(tmp_path: Path, store: ModelStore) -> None:
     def fail(folder: Path) -> None:
         assert (folder / "meshd-manifest.json").is_file()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from meshd.errors import ModelRefused
+from meshd.errors import ModelRefused, StateError
 from meshd.models.digest import verify_shard
 from meshd.models.manifest import MANIFEST_FILE
 from meshd.models.pull import pull
@@ -149,3 +151,86 @@ def test_a_manifest_or_config_of_another_model_is_refused(neighbour: StoredModel
     ):
         with pytest.raises(ModelRefused, match=said):
             IncomingShard(store, neighbour.spec.digest, text, {**companions, **change})
+
+
+def test_files_added_to_a_model_are_on_the_disk_before_they_have_their_names(
+    neighbour: StoredModel, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves a renamed file empty."""
+    shard = begin(store, neighbour)
+    transfer(shard, neighbour, LayerRange(0, 2))
+    folder = shard.install("m", LayerRange(0, 2)).path
+    shard = begin(store, neighbour)
+    transfer(shard, neighbour, WHOLE)
+    flushed: list[int] = []
+    renamed: dict[str, bool] = {}  # whether it was on the disk by then
+    fsync, replace = os.fsync, Path.replace
+
+    def flushing(descriptor: int) -> None:
+        flushed.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def renaming(path: Path, target: Path) -> Path:
+        if target.parent == folder:
+            renamed[target.name] = flushed[-1:] == [path.stat().st_ino]
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushing)
+    monkeypatch.setattr(Path, "replace", renaming)
+    shard.install("m", WHOLE)
+    added = ["layer-00002.safetensors", "layer-00003.safetensors", "model.safetensors.index.json", "tail.safetensors"]
+    assert renamed == dict.fromkeys(added, True)
+    assert flushed[-1] == folder.stat().st_ino
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 500], ids=["empty", "zeros"])
+def test_a_damaged_file_costs_its_layer_and_comes_again(neighbour: StoredModel, store: ModelStore, left: bytes) -> None:
+    shard = begin(store, neighbour)
+    transfer(shard, neighbour, WHOLE)
+    model = shard.install("m", WHOLE)
+    (model.path / "layer-00003.safetensors").write_bytes(left)
+    assert model.open().held() == (LayerRange(0, 3),)
+    with pytest.raises(ModelRefused, match=r"layer-00003\.safetensors is not .*layer 3"):
+        model.open().tensors_of(WHOLE)
+    shard = begin(store, neighbour)
+    assert {item.name.split(".")[2] for item in shard.wanted(WHOLE)} == {"3"}
+    transfer(shard, neighbour, WHOLE)
+    assert verify_shard(shard.install("m", WHOLE).path, WHOLE, store.hashes)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors.index.json", "model.safetensors"])
+def test_a_model_whose_only_index_is_damaged_comes_again(
+    neighbour: StoredModel, tmp_path: Path, store: ModelStore, file: str
+) -> None:
+    if file == "model.safetensors":
+        source = write_model(tmp_path / "one" / "m", llama_plans(tied=True), {**CONFIG, "tie_word_embeddings": True})
+        model = pull(str(source), store)
+    else:
+        shard = begin(store, neighbour)
+        transfer(shard, neighbour, WHOLE)
+        model = shard.install("m", WHOLE)
+    assert model.spec.digest == neighbour.spec.digest
+    (model.path / file).write_bytes(b"")
+    shard = begin(store, neighbour)
+    transfer(shard, neighbour, WHOLE)
+    assert verify_shard(shard.install("m", WHOLE).path, WHOLE, store.hashes)
+
+
+def test_a_file_that_a_disk_does_not_give_is_a_damaged_one(
+    neighbour: StoredModel, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = begin(store, neighbour)
+    transfer(shard, neighbour, WHOLE)
+    model = shard.install("m", WHOLE)
+    keep, number = Path.open, errno.EIO
+
+    def failing(path: Path, *args: object, **more: object) -> object:
+        if path.name == "layer-00001.safetensors":
+            raise OSError(number, os.strerror(number), str(path))
+        return keep(path, *args, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", failing)
+    assert model.open().held() == (LayerRange(0, 1), LayerRange(2, 4))
+    number = errno.EMFILE  # says nothing of the file
+    with pytest.raises(StateError, match=r"layer-00001.*Too many open files"):
+        model.open()

@@ -155,6 +155,16 @@ def test_a_full_disk_is_store_full(store: ModelStore) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
 
+def test_a_failing_disk_is_an_error_that_says_where_and_what_to_do(store: ModelStore) -> None:
+    said = r"/card/layer cannot be used \(Input/output error\).*MESHD_STATE_DIR"
+    with pytest.raises(StateError, match=said), disk_errors(store.root):
+        raise OSError(errno.EIO, "Input/output error", "/card/layer")
+    with pytest.raises(StateError, match=f"{store.root} cannot be used"), disk_errors(store.root):
+        raise OSError("the file ends at byte 3")
+    with pytest.raises(StateError, match="cannot be used"), FileLock(store.root / "no folder" / "lock").held(0.0):
+        pass
+
+
 def test_what_crashed_processes_left_is_swept(store: ModelStore) -> None:
     model = install(store, "m")
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
@@ -166,6 +176,70 @@ def test_what_crashed_processes_left_is_swept(store: ModelStore) -> None:
     store.sweep()
     assert not any(folder.exists() for folder in left)
     assert all(folder.exists() for folder in (*kept, model.path))
+
+
+class _PowerCut(BaseException):
+    """Nothing of ours handles it."""
+
+
+@pytest.mark.parametrize("registry", [True, False])
+def test_a_crash_between_the_renames_of_a_replacement_loses_no_model(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, registry: bool
+) -> None:
+    model = install(store, "m")
+    keep = Path.rename
+
+    def cut(path: Path, target: Path) -> Path:
+        if target == model.path:
+            raise _PowerCut
+        return keep(path, target)
+
+    monkeypatch.setattr(Path, "rename", cut)
+    with pytest.raises(_PowerCut):
+        install(store, "m")
+    monkeypatch.undo()
+    if not registry:
+        (store.root / "registry.json").unlink()
+    assert store.find("m") is None
+    store.sweep()
+    assert store.get("m") == model
+    assert [entry.name for entry in store.root.iterdir() if entry.is_dir()] == [model.path.name]
+
+
+def test_a_replacement_that_the_disk_refuses_leaves_the_old_model(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = install(store, "m")
+    keep = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if target == model.path and path.name.startswith("new-"):
+            raise OSError(errno.EIO, "Input/output error")
+        return keep(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(StateError):
+        install(store, "m")
+    assert store.get("m") == model
+
+
+def test_a_sweep_brings_back_no_model_that_was_removed(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(store, "a")
+    model = install(store, "m", rope_theta=5.0)
+    monkeypatch.setattr("shutil.rmtree", lambda *_args, **_more: None)
+    store.remove("m")
+    monkeypatch.undo()
+    store.sweep()
+    assert not model.path.exists()
+    assert [each.name for each in store.models()] == ["a"]
+
+
+def test_a_sweep_without_a_registry_removes_no_model(store: ModelStore) -> None:
+    """Of two that say the same name, the rebuilt registry has one: the other is not rubbish."""
+    models = [install(store, "m"), install(store, "other", rope_theta=5.0)]
+    (store.root / "registry.json").write_text("")
+    store.sweep()
+    assert all(model.path.is_dir() for model in models)
 
 
 def test_a_lock_is_had_by_one_at_a_time(tmp_path: Path) -> None:
