@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import trio
 
-from meshd.chain.codec import PREFIX
 from meshd.chain.courier import Courier
 from meshd.chain.drafts import NgramDrafts
 from meshd.chain.entry import Entry, EntryParts, NewDrafts, Notice
@@ -43,8 +42,6 @@ class ChainService:
     ``max_requests`` bounds what is owned here, ``max_relayed`` the sessions with state here, ``max_computing`` those of them that
     have a step in the engine when a new one comes.
     """
-
-    kind_prefix: Final = PREFIX
 
     def __init__(
         self,

@@ -59,7 +59,6 @@ class WorkerOptions:
     max_queue: int = 256
     prefix_bytes: int | None = None  # of ``kv_bytes``, for the beginnings of prompts (None: half)
     prefix_ttl_s: float = 3600.0
-    dedicated: bool = False  # nothing else computes on this device: threads may spin
 
 
 def config_for(folder: Path, spec: ModelSpec, layers: LayerRange, options: WorkerOptions) -> codec.WorkerConfig:
@@ -139,7 +138,7 @@ class WorkerEngine:
         options = options or WorkerOptions()
         config = config_for(folder, spec, layers, options)
         try:
-            child = await Child.start(nursery, _MODULE, environment=_environment(config, options), log=log)
+            child = await Child.start(nursery, _MODULE, environment=_environment(config), log=log)
         except OSError as error:
             raise EngineFailed(f"the engine worker did not start: {error}") from error
         try:
@@ -330,13 +329,13 @@ async def _loaded(stream: Stream, progress: Callable[[float], None]) -> codec.Lo
         progress(min(1.0, amount_untrusted(message.head, "part")))
 
 
-def _environment(config: codec.WorkerConfig, options: WorkerOptions) -> dict[str, str]:
+def _environment(config: codec.WorkerConfig) -> dict[str, str]:
     """Read by the arithmetic libraries when they are imported, so it cannot be set any later."""
     threads = str(config.threads)
     return {
         # Threads that spin while they wait take the processor from the daemon and from other workers (measured: 137 ms
         # at the 90th percentile instead of 20).
-        "OMP_WAIT_POLICY": "ACTIVE" if options.dedicated else "PASSIVE",
+        "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
