@@ -179,12 +179,16 @@ class App:
         return await self._node.pass_on(replace(request, passed_on=True), writer, digest=digest)
 
     def _digest_of(self, model: str) -> str:
+        """Which model is meant. Raises StageUnavailable if it is known here but lacks layers, ModelNotFound if it is not."""
         spec = self._node.spec()
-        for hive in views.served_models(self._node.directory(), self._node.facts(), spec):
-            if model in (hive.model, hive.digest):
+        meant = [hive for hive in views.known_models(*self._view()) if model in (hive.model, hive.digest)]
+        for hive in meant:
+            if hive.whole:
                 return hive.digest
         if owner(self._node) is None and spec is not None and model in (spec.name, spec.digest):
-            return spec.digest
+            return spec.digest  # whoever owns the request knows best for which layers it is worth waiting
+        if meant:
+            raise StageUnavailable(list(meant[0].missing))
         raise ModelNotFound(
             f"the model {model[:200]!r} is not served here; GET /v1/models lists what is", param="model"
         )

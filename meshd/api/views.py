@@ -82,11 +82,15 @@ def room_digest(directory: Directory, spec: ModelSpec | None) -> str:
 
 def served_models(directory: Directory, facts: NodeFacts, spec: ModelSpec | None) -> list[Hive]:
     """Models whose layers are all covered, this room's first."""
+    return [hive for hive in known_models(directory, facts, spec) if hive.whole]
+
+
+def known_models(directory: Directory, facts: NodeFacts, spec: ModelSpec | None) -> list[Hive]:
+    """Every model that somebody here means to serve, this room's first."""
     first = room_digest(directory, spec)
     digests = sorted({member.advert.digest for member in _present(directory) if member.advert.digest} | {first})
     digests.sort(key=lambda digest: digest != first)
-    hives = [hive_of(directory, facts, digest, spec) for digest in digests if digest]
-    return [hive for hive in hives if hive.whole]
+    return [hive_of(directory, facts, digest, spec) for digest in digests if digest]
 
 
 def _present(directory: Directory) -> list[Member]:

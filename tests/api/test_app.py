@@ -70,6 +70,21 @@ def test_another_model_of_shards_that_failed_is_not_listed() -> None:
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny"]
 
 
+@pytest.mark.parametrize("path", ["/chain", "/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("name", ["org/big", "d2"])
+def test_another_model_that_lacks_layers_is_unavailable_not_unknown(path: str, name: str) -> None:
+    passed = Passed()
+    half = member(N2, "n2", (0, 3), digest="d2", model="org/big", num_layers=4)
+    room = Directory(N1).replace([member(N1, "n1", (0, 30)), half])
+    with client(Rig(directory=room, pass_on=passed)) as http:
+        assert [other["digest"] for other in http.get("/mesh/hive").json()["others"]] == ["d2"]
+        answer = http.post(path, json={"prompt": "hi", "model": name})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["missing"]) == (503, "stage_unavailable", [[3, 4]])
+    assert answer.headers["retry-after"] == "1"
+    assert not passed.requests
+
+
 def test_what_was_passed_on_is_answered_and_never_passed_on_again() -> None:
     class Collect:
         started = False
