@@ -16,8 +16,8 @@ import anyio
 import httpx
 
 from meshd.client.answer import SILENCE_S, Answer, Patience, Piece, Post, Race
-from meshd.client.entries import DEFAULT_URL, Call, Entries, Read, document, text
-from meshd.client.over_httpx import sent, settings, why
+from meshd.client.entries import DEFAULT_URL, Call, Read, document, text
+from meshd.client.over_httpx import entries_of, sent, settings, why
 from meshd.client.talk import Message, Turn
 
 
@@ -32,7 +32,7 @@ class AsyncClient:
         timeout_s: float = 60.0,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self._entries = Entries(urls)
+        self._entries = entries_of(urls)
         self._patience = Patience(timeout_s, silence_s)
         self._http = httpx.AsyncClient(**settings(key, timeout_s))
 
@@ -72,7 +72,7 @@ class AsyncClient:
             try:
                 response = await self._http.request(method, url, json=body)
                 call.answered(response.status_code, response.content)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 call.lost(why(error))
         return call.result()
 
@@ -131,7 +131,7 @@ class AsyncClient:
                 finally:
                     await _end(lines)
                 answer.lost("the stream ended without an end", time.monotonic())
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             answer.lost(why(error), time.monotonic())
 
     async def _first_awake(self, race: Race) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from meshd.client.entries import Entries, NoEntry, RequestFailed, document, failure, unreachable
+from meshd.client.entries import Entries, NoEntry, RequestFailed, document, failure, fits, unreachable
 from meshd.errors import MeshdError, NotReady
 
 SILENCE_S: Final = 1.5  # an entry that is asked to gives a sign of life every half second
@@ -24,6 +24,13 @@ CONNECT_S: Final = 3.0
 AWAKE_S: Final = 1.0  # how long another entry has to say that it is there
 PAUSE_S: Final = 0.05  # when all have failed, before they are asked again
 _BEAT: Final = {"X-Mesh-Beat": "1"}
+_EVENT: Final[Mapping[str, Any]] = {
+    "error": dict,
+    "tokens": [int],
+    "text": str,
+    "route": [{"name": str}],
+    "seed": (int, None),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +132,13 @@ class Answer:
         data = line[5:].strip() if line.startswith("data:") else ""
         if not data or data == "[DONE]":
             return None
-        try:
-            event = json.loads(data)
-        except ValueError:
-            self.lost("a line that is not JSON: is this meshd?", now)
+        event = _event(data)
+        if event is None:
+            self.lost("a line that is no event of an answer: is this meshd?", now)
             return None
         if "error" in event:
-            self._problem(failure(int(event["error"].get("status") or 503), event), now)
+            status = event["error"].get("status")
+            self._problem(failure(status if isinstance(status, int) else 503, event), now)
             return None
         piece = self._piece(event)
         if piece is not None:
@@ -234,6 +241,17 @@ class Answer:
         if len(final.get("tokens", ())) >= len(self._progress.tokens):
             return final
         return {**final, "tokens": list(self._progress.tokens), "text": self._progress.text}
+
+
+def _event(data: str) -> Mapping[str, Any] | None:
+    """The event in a line; None for what another program says. Judged whole, so that nothing of a bad one is taken."""
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not all(fits(event[key], shape) for key, shape in _EVENT.items() if key in event):
+        return None
+    return event
 
 
 def _worth(problem: MeshdError) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
+from urllib.parse import urlsplit
 
 from meshd.errors import MeshdError, PeerError
 
@@ -16,6 +17,23 @@ DEFAULT_URL: Final = "http://127.0.0.1:8090"
 _ELSEWHERE: Final = frozenset(
     {429, 502, 503, 504}
 )  # another entry may do better; other statuses are the caller's fault
+
+_PEER: Final = {"name": str, "state": str}
+_PEERS: Final = {"self": (_PEER, None), "peers": [_PEER]}
+_HIVE: Final = {"status": str, "nodes": int, "min_replicas": int, "stages": [list], "missing": [list], "single": [list]}
+_STATE: Final = {"state": str}
+_SHAPES: Final[Mapping[str, Any]] = {
+    "/mesh/peers": _PEERS,
+    "/mesh/hive": _HIVE,
+    "/mesh/model": {"digest": str, "num_layers": int, "layer_bytes": [int]},
+    "/mesh/room": {"status": _STATE, "peers": _PEERS, "hive": _HIVE, "routing": dict},
+    "/status": _STATE,
+    "/v1/routing": {"models": dict},
+    "/admin/drain": _STATE,
+    "/admin/resume": _STATE,
+}
+"""What a document holds at the least, so that another program's JSON is known before anything is read from it. A list stands
+for a list of such, a tuple for either, None for null."""
 
 Read = TypeVar("Read")
 
@@ -106,19 +124,35 @@ class Call(Generic[Read]):
 
 
 def document(url: str, status: int, body: bytes) -> Any:
-    """A JSON document; an ``error`` in it is raised."""
+    """A JSON document; an ``error`` in it is raised, and so is a document that no node of ours gives."""
     try:
         found = json.loads(body)
-    except ValueError:
-        raise RequestFailed(status, _not_ours(url, status)) from None
+    except (ValueError, RecursionError):  # the latter for what is nested without end
+        raise RequestFailed(status, _not_ours(url, f"HTTP {status}, not JSON")) from None
     if status >= 400 or (isinstance(found, dict) and "error" in found):
         raise failure(status, found)
+    shape = next((shape for path, shape in _SHAPES.items() if urlsplit(url).path.endswith(path)), None)
+    if shape is not None and not fits(found, shape):
+        raise RequestFailed(status, _not_ours(url, f"HTTP {status}, but not as meshd answers"))
     return found
+
+
+def fits(found: Any, shape: Any) -> bool:
+    """What was found has at least what the shape asks for: see `_SHAPES`."""
+    if shape is None:
+        return found is None
+    if isinstance(shape, tuple):
+        return any(fits(found, one) for one in shape)
+    if isinstance(shape, list):
+        return isinstance(found, list) and all(fits(item, shape[0]) for item in found)
+    if isinstance(shape, Mapping):
+        return isinstance(found, dict) and all(key in found and fits(found[key], shape[key]) for key in shape)
+    return isinstance(found, shape)
 
 
 def text(url: str, status: int, body: bytes) -> str:
     """A body as it stands; a status that is an error is raised as `document` does."""
-    return body.decode() if status < 400 else str(document(url, status, body))
+    return body.decode(errors="replace") if status < 400 else str(document(url, status, body))
 
 
 def failure(status: int, found: Any) -> RequestFailed:
@@ -127,5 +161,5 @@ def failure(status: int, found: Any) -> RequestFailed:
     return RequestFailed(status, error if isinstance(error, Mapping) else {})
 
 
-def _not_ours(url: str, status: int) -> Mapping[str, Any]:
-    return {"message": f"{url}: HTTP {status}, not JSON: is this meshd?"}
+def _not_ours(url: str, what: str) -> Mapping[str, Any]:
+    return {"message": f"{url}: {what}: is this meshd?"}

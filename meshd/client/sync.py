@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from meshd.client.answer import SILENCE_S, Answer, Patience, Piece, Post, Race
-from meshd.client.entries import DEFAULT_URL, Call, Entries, Read, document, text
-from meshd.client.over_httpx import sent, settings, why
+from meshd.client.entries import DEFAULT_URL, Call, Read, document, text
+from meshd.client.over_httpx import entries_of, sent, settings, why
 from meshd.client.talk import Message, Turn
 
 
@@ -30,7 +30,7 @@ class Client:
         timeout_s: float = 60.0,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self._entries = Entries(urls)
+        self._entries = entries_of(urls)
         self._patience = Patience(timeout_s, silence_s)
         self._http = httpx.Client(**settings(key, timeout_s))
 
@@ -70,7 +70,7 @@ class Client:
             try:
                 response = self._http.request(method, url, json=body)
                 call.answered(response.status_code, response.content)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 call.lost(why(error))
         return call.result()
 
@@ -121,7 +121,7 @@ class Client:
                     if not answer.listening:
                         return
                 answer.lost("the stream ended without an end", time.monotonic())
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             answer.lost(why(error), time.monotonic())
 
     def _first_awake(self, race: Race) -> str | None:
