@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from meshd.api.message import Headers, Request
-from meshd.errors import CallerError, Forbidden, Unauthorized, UsageError
+from meshd.errors import Forbidden, Unauthorized, UsageError
 
 _FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip")
 
@@ -139,11 +139,13 @@ class Access:
 
     def tenant(self, request: Request, needs: Right) -> str:
         """Whose request this is. Raises KeyRefused without a known key, Forbidden when the key has not the right."""
+        if needs is Right.NONE:
+            return ""
         given = _given_key(request.headers)
         key = self._find(given) if given is not None else None
         if key is not None and key.right >= needs:
             return key.tenant
-        if needs is Right.NONE or self.open_all or (self.open_read and needs is Right.READ):
+        if self.open_all or (self.open_read and needs is Right.READ):
             return ""
         if self.trust_loopback and _is_local(request):
             return ""
@@ -164,7 +166,7 @@ class Access:
 
 
 def _given_key(headers: Mapping[str, str]) -> str | None:
-    """The key of ``Authorization: Bearer KEY``, or the password of Basic."""
+    """The key of ``Authorization: Bearer KEY``, or the password of Basic: "", which is nobody's, if that cannot be read."""
     scheme, _, value = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -172,7 +174,7 @@ def _given_key(headers: Mapping[str, str]) -> str | None:
         try:
             pair = base64.b64decode(value.strip(), validate=True).decode("utf-8", "surrogateescape")
         except (binascii.Error, ValueError):
-            raise CallerError("the Basic authorization is not base64") from None
+            return ""
         return pair.partition(":")[2]
     return None
 

@@ -7,7 +7,7 @@ import pytest
 
 from meshd.api.guards import Access, ApiKey, Guards, KeyRefused, Right, host_names, parse_key_file
 from meshd.api.message import Request
-from meshd.errors import CallerError, Forbidden, UsageError
+from meshd.errors import Forbidden, UsageError
 from tests.api.rig import Rig, client
 from tests.fakes.chain import FakeChain
 
@@ -61,9 +61,24 @@ def test_without_a_known_key_the_answer_says_where_it_is(header: dict[str, str])
         Access(KEYS).tenant(request(**header), Right.READ)
 
 
-def test_a_broken_basic_header_is_bad_input() -> None:
-    with pytest.raises(CallerError):
-        Access(KEYS).tenant(request(authorization="Basic ###"), Right.READ)
+BROKEN = ["Basic !!!", "Basic ###", "Basic", "Basic YQ", "Bearer", "nonsense", ""]
+
+
+@pytest.mark.parametrize("header", BROKEN)
+def test_a_broken_authorization_is_a_key_that_nobody_knows(header: str) -> None:
+    with pytest.raises(KeyRefused, match="meshd key show --api"):
+        Access(KEYS).tenant(request(authorization=header), Right.READ)
+    assert Access(KEYS).tenant(request(LOCAL, authorization=header), Right.READ) == ""
+
+
+@pytest.mark.parametrize("header", BROKEN)
+def test_what_needs_no_key_does_not_look_at_any(header: str) -> None:
+    guards = Guards(Access(KEYS, trust_loopback=False))
+    with client(Rig(), guards=guards) as http:
+        answers = [
+            http.get(path, headers={"Authorization": header}) for path in ("/", "/healthz", "/readyz", "/status")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 401]
 
 
 @pytest.mark.parametrize("address", [LOCAL, "127.9.9.9", "::1"])
