@@ -286,6 +286,7 @@ class Daemon:
     async def run(self, notifier: Notifier) -> None:
         """Until a signal; then drain and leave."""
         nursery = self.nursery
+        await self._sweep()
         await nursery.start(self.links.run, self.sockets.links)
         await nursery.start(self.gossip.run)
         nursery.start_soon(self.chain.run)
@@ -316,6 +317,13 @@ class Daemon:
             await signalled()
             notifier.send(STOPPING=1)
             await self._leave(signalled)
+
+    async def _sweep(self) -> None:
+        """Tidy the store before anybody looks for a model there. A node serves without that, too."""
+        try:
+            await trio.to_thread.run_sync(self.store.sweep)
+        except MeshdError as error:
+            self.log.emit("store", level="warning", text=f"left as it is: {error.message}")
 
     async def _leave(self, signalled: Signalled) -> None:
         """Drain and say goodbye; a second signal cuts it short."""

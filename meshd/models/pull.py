@@ -93,6 +93,7 @@ def pull(
     source = recognise(name)
     tell = progress or (lambda *_: None)
     with store.pull_lock(source.place).held(_LOCK_WAIT_S, waiting=lambda: tell("waiting", 0, 0)):
+        store.sweep()  # what crashed pulls left may be the room that this one lacks
         if not source.local:
             held = _intact(store, source.name, tell)
             if held is not None:

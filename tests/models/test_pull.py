@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,15 @@ def test_a_model_with_a_damaged_file_is_not_taken_for_one_that_was_left_out(tmp_
     with pytest.raises(ModelRefused, match=r"model-00003-of-00004\.safetensors is not"):
         pull(str(folder), store, record=record)
     assert store.models() == []
+
+
+def test_a_pull_removes_what_a_crashed_one_left(tmp_path: Path, store: ModelStore) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait(timeout=60)
+    left = store.root / f"new-{gone.pid}-x"
+    left.mkdir(parents=True)
+    pull(str(write_model(tmp_path / "m")), store)
+    assert not left.exists()
 
 
 def test_a_record_that_fails_installs_nothing(tmp_path: Path, store: ModelStore) -> None:
