@@ -32,6 +32,7 @@ from meshd.api.report import (
     usage_json,
 )
 from meshd.api.sse import SSE_HEADERS, frame, send_error
+from meshd.api.unsupported import refuse_unsupported
 from meshd.chain.request import GenerationRequest
 from meshd.directory import Directory
 from meshd.errors import BadRoute, CallerError, ContextLengthExceeded, ModelChanged
@@ -55,6 +56,7 @@ class _Source:
 
 async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
     """The request that the body asks for. Raises CallerError, ContextLengthExceeded, BadRoute, ModelChanged."""
+    refuse_unsupported(fields)
     max_tokens = fields.integer("max_tokens", 1, 1, MAX_TOKENS)
     sampling = read_sampling(fields, node, temperature=0.0)
     stops = read_stops(fields)

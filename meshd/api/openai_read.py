@@ -22,44 +22,13 @@ from meshd.api.asking import (
 )
 from meshd.api.fields import Fields, shown, token_ids
 from meshd.api.node import Node
+from meshd.api.unsupported import refuse_unsupported
 from meshd.chain.request import GenerationRequest
 from meshd.errors import CallerError, UnsupportedParameter
 
 TOKEN_DEADLINE_S = 60.0
 MAX_LOGPROBS = 20
 COMPLETION_TOKENS = 16
-
-
-def _empty(value: object) -> bool:
-    return value in ([], {}, "", False)
-
-
-def _one(value: object) -> bool:
-    return value == 1 and not isinstance(value, bool)
-
-
-# What each may be without changing the answer (null always may).
-_HARMLESS: dict[str, Callable[[object], bool]] = {
-    "tools": _empty,
-    "functions": _empty,
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "function_call": lambda value: value in ("none", "auto"),
-    "n": _one,
-    "best_of": _one,
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
-    "logit_bias": _empty,
-    "modalities": lambda value: value == ["text"],
-    "audio": _empty,
-    "echo": _empty,
-    "suffix": _empty,
-    "web_search_options": lambda _value: False,
-    "use_beam_search": _empty,
-    "ignore_eos": _empty,
-    "min_tokens": lambda value: value == 0,
-    **dict.fromkeys(
-        ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _empty
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +42,7 @@ class Wanted:
 
 async def read_chat(fields: Fields, owner: Owner, node: Node, tenant: str) -> Wanted:
     """``POST /v1/chat/completions``."""
-    _refuse_unsupported(fields)
+    refuse_unsupported(fields)
     logprobs = fields.flag("logprobs")
     alternatives = fields.integer("top_logprobs", 0, 0, MAX_LOGPROBS)
     if alternatives and not logprobs:
@@ -87,7 +56,7 @@ async def read_chat(fields: Fields, owner: Owner, node: Node, tenant: str) -> Wa
 
 async def read_completion(fields: Fields, owner: Owner, node: Node, tenant: str) -> Wanted:
     """``POST /v1/completions``."""
-    _refuse_unsupported(fields)
+    refuse_unsupported(fields)
     alternatives = fields.integer("logprobs", 0, 0, MAX_LOGPROBS) if fields.given("logprobs") else None
     max_tokens = _max_tokens(fields, "max_tokens", "max_completion_tokens")
     prompt = _one_prompt(fields.get("prompt"))
@@ -130,13 +99,6 @@ async def _wanted(fields: Fields, owner: Owner, node: Node, tenant: str, wish: _
         tenant=tenant,
     )
     return Wanted(Asked(request, stops, stream), include_usage, wish.logprobs is not None)
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    for name, harmless in _HARMLESS.items():
-        value = fields.get(name)
-        if value is not None and not harmless(value):
-            raise UnsupportedParameter(f"{name} = {shown(value)} is not supported here", param=name)
 
 
 def _max_tokens(fields: Fields, *names: str) -> int | None:

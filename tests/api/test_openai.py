@@ -149,11 +149,33 @@ def test_content_parts_and_developer_messages() -> None:
     assert bytes(rig.chain.requests[0].prompt) == b"system: be brief\nuser: hi\nassistant: "
 
 
+OF_OTHER_SERVERS: dict[str, Any] = {
+    "stop_token_ids": [5],
+    "bad_words": ["no"],
+    "allowed_token_ids": [1, 2],
+    "structured_outputs": {"choice": ["a", "b"]},
+    "logits_processors": ["x"],
+    "guided_json": {"type": "object"},
+    "min_tokens": 4,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "include_stop_str_in_output": True,
+    "documents": [{"text": "x"}],
+    "typical_p": 0.5,
+    "mirostat": 2,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.5,
+}
+"""Each with a value that would change the answer."""
+
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"n": 2}, "n"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
+    *(({name: value}, name) for name, value in OF_OTHER_SERVERS.items()),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
 ]
@@ -169,8 +191,29 @@ def test_what_would_change_the_answer_is_refused_by_name(body: dict[str, Any], p
     assert not rig.chain.requests
 
 
+@pytest.mark.parametrize("path", ["/chain", "/v1/completions"])
+@pytest.mark.parametrize(("body", "param"), UNSUPPORTED[:-2])  # but for the messages
+def test_so_it_is_wherever_one_asks(path: str, body: dict[str, Any], param: str) -> None:
+    rig = Rig(FakeChain(ids("ok")))
+    with client(rig) as http:
+        error = http.post(path, json={"prompt": "hi", **body}).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+    assert not rig.chain.requests
+
+
 def test_what_changes_nothing_is_ignored() -> None:
-    harmless = {
+    harmless: dict[str, Any] = {
+        **dict.fromkeys(OF_OTHER_SERVERS),
+        "stop_token_ids": [],
+        "chat_template_kwargs": {},
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "include_stop_str_in_output": False,
+        "typical_p": 1.0,
+        "mirostat": 0,
+        "dry_multiplier": 0.0,
+        "xtc_probability": 0,
+        "min_tokens": 0,
         "tools": [],
         "n": 1,
         "response_format": {"type": "text"},
@@ -183,7 +226,8 @@ def test_what_changes_nothing_is_ignored() -> None:
     }
     with client(Rig(FakeChain(ids("ok")))) as http:
         answer = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HI, **harmless})
-    assert answer.json()["choices"][0]["message"]["content"] == "ok"
+        chain = http.post("/chain", json={"model": "tiny", "messages": HI, "max_tokens": 2, **harmless})
+    assert answer.json()["choices"][0]["message"]["content"] == chain.json()["text"] == "ok"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
