@@ -30,6 +30,7 @@ SessionId = NewType("SessionId", str)
 _NODE_ID = re.compile(r"[0-9a-f]{32}\Z")
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?(@[a-z0-9]+)?\Z")
+_NOT_IN_HOST = re.compile(r"[\s/@?#\[\]]")
 _HASH_MODEL = re.compile(r"hash:[1-9][0-9]{0,4}\Z")
 
 
@@ -56,6 +57,12 @@ def is_model_name(text: str) -> bool:
     if not _MODEL_NAME.match(text):
         return False
     return all(part.strip(".") for part in text.partition("@")[0].split("/"))
+
+
+def is_host(text: str) -> bool:
+    """True when ``text`` may be a host: a name or a literal. Only an IPv6 literal has a scope (``fe80::1%eth0``): elsewhere a
+    ``%`` would make a name of what looks like an address, and looking a name up blocks."""
+    return text.isprintable() and _NOT_IN_HOST.search(text) is None and text != "" and ("%" not in text or ":" in text)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,7 +93,7 @@ class Endpoint:
                 ipaddress.IPv6Address(host.partition("%")[0])
             except ValueError:
                 raise ValueError(f"{text!r} is not HOST:PORT") from None
-        if not host or re.search(r"[\s/@?#\[\]]", host):
+        if not is_host(host):
             raise ValueError(f"{text!r} is not HOST:PORT")
         if not port_text:
             if default_port is None:
@@ -178,7 +185,7 @@ class Capability:
     capacity_mb: int = 0
     layer_ms_1: float = 0.0  # one decode row
     layer_ms_64: float = 0.0  # a 64-row prefill chunk
-    models: tuple[str, ...] = ()  # digests on disk
+    models: tuple[str, ...] = ()  # digests of further models it could give away; no daemon of this version names any
 
 
 @dataclass(frozen=True, slots=True)

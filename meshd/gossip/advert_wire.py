@@ -15,7 +15,7 @@ import msgpack
 
 from meshd.errors import BadDatagram
 from meshd.gossip.limits import array, number, raw, text, unpack_untrusted, whole
-from meshd.vocabulary import Advert, Capability, Endpoint, LayerRange, Loading, NodeId, is_node_name
+from meshd.vocabulary import Advert, Capability, Endpoint, LayerRange, Loading, NodeId, is_host, is_node_name
 
 ADVERT_BYTES: Final = 820  # with its statement and a datagram's head this stays below the payload limit
 MAX_ADDRESSES: Final = 16
@@ -115,7 +115,9 @@ def _endpoint(value: Any) -> Endpoint:
         if len(host) not in (4, 16):
             raise BadDatagram("an address has 4 or 16 bytes")
         host = str(ipaddress.ip_address(host))
-    return Endpoint(text(host, "host"), whole(port, "port", low=0, high=65535))
+    if not is_host(text(host, "host")):
+        raise BadDatagram(f"{host!r} is not a host")
+    return Endpoint(host, whole(port, "port", low=0, high=65535))
 
 
 def _pack_digest(digest: str) -> str | bytes:

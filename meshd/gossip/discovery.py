@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import trio
 
+from meshd.gossip.transport import is_literal
 from meshd.vocabulary import Endpoint, NodeId, is_node_id
 
 SERVICE: Final = "_meshd._udp.local."
@@ -131,7 +132,7 @@ class _Session:
 
         where = _interfaces(self._bound, zeroconf)
         self._zeroconf = zeroconf.Zeroconf(interfaces=where, ip_version=_version(self._bound, zeroconf))
-        told = [e for e in self._addresses if _is_literal(e.host)][:_MAX_ADDRESSES]
+        told = [e for e in self._addresses if is_literal(e.host)][:_MAX_ADDRESSES]
         if told:
             info = zeroconf.ServiceInfo(
                 SERVICE,
@@ -165,21 +166,13 @@ class _Session:
 
 def _interfaces(bound: Endpoint, zeroconf: Any) -> Any:
     """The one interface bound, or all."""
-    if _is_literal(bound.host) and not ipaddress.ip_address(bound.host).is_unspecified:
+    if is_literal(bound.host) and not ipaddress.ip_address(bound.host).is_unspecified:
         return [bound.host]
     return zeroconf.InterfaceChoice.All
 
 
 def _version(bound: Endpoint, zeroconf: Any) -> Any:
     return zeroconf.IPVersion.V6Only if ":" in bound.host else zeroconf.IPVersion.V4Only
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _reason(error: Exception) -> str:

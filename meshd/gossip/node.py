@@ -11,7 +11,6 @@ already here, and judging first would call healthy members silent.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import random
 import time
@@ -34,7 +33,7 @@ from meshd.gossip.health_sampler import HealthSampler
 from meshd.gossip.limits import EXCHANGE_BYTES
 from meshd.gossip.settings import GossipSettings
 from meshd.gossip.statement import Sign, Verify
-from meshd.gossip.transport import Transport, UdpSocket
+from meshd.gossip.transport import Transport, UdpSocket, is_literal
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId
 
@@ -299,7 +298,7 @@ class GossipService:
         while True:
             for endpoint in wanted:
                 self.join(await _literals(endpoint), via="join")
-            if all(_is_literal(endpoint) for endpoint in wanted):
+            if all(is_literal(endpoint.host) for endpoint in wanted):
                 return
             await trio.sleep(_RESOLVE_S)
 
@@ -414,17 +413,9 @@ def _suspended_s() -> float:
     return time.clock_gettime(boottime) - time.clock_gettime(time.CLOCK_MONOTONIC) if boottime is not None else 0.0
 
 
-def _is_literal(endpoint: Endpoint) -> bool:
-    try:
-        ipaddress.ip_address(endpoint.host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
 async def _literals(endpoint: Endpoint) -> list[Endpoint]:
     """Every address a name has now; none while it cannot be resolved."""
-    if _is_literal(endpoint):
+    if is_literal(endpoint.host):
         return [endpoint]
     try:
         found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, type=trio.socket.SOCK_DGRAM)

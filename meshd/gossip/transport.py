@@ -89,7 +89,7 @@ class Transport:
         """Try once. False when the system refused (the next one may pass), or for a name: looking it up would block."""
         family = socket.AF_INET6 if ":" in to.host else socket.AF_INET
         sock = next((s for s in self._sockets if s.family == family), None)
-        if sock is None or not _is_literal(to.host):
+        if sock is None or not is_literal(to.host):
             return False
         try:
             sock.sendto(data, (to.host, to.port))
@@ -98,6 +98,9 @@ class Transport:
             return False
         except OSError as error:
             self._failed(errno.errorcode.get(error.errno or 0, "OSError"), to)
+            return False
+        except (TypeError, ValueError) as error:  # what a peer says of its addresses must not end the daemon
+            self._failed(type(error).__name__, to)
             return False
         self._last_error = ""
         self.sent_datagrams += 1
@@ -143,9 +146,10 @@ class Transport:
 
 
 @lru_cache(maxsize=1024)
-def _is_literal(host: str) -> bool:
+def is_literal(host: str) -> bool:
+    """True for an address that needs no looking up. The scope of an IPv6 one belongs to it; IPv4 has none."""
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        ipaddress.ip_address(host)
     except ValueError:
         return False
     return True

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from meshd.directory import Member
-from meshd.gossip import peers_file
+from meshd.errors import BadDatagram
+from meshd.gossip import advert_wire, peers_file
 from meshd.gossip.addresses import Interface, advertised, interfaces
+from meshd.gossip.transport import Transport
 from meshd.vocabulary import Endpoint, NodeStatus
-from tests.gossip.world import ADVERT
+from tests.gossip.world import ADVERT, OTHER
 
 ANY, ANY6 = Endpoint("0.0.0.0", 8091), Endpoint("::", 8091)
 LAN = Interface("eth0", ("10.77.0.2", "fe80::1%eth0", "2001:db8::2"))
@@ -83,3 +87,36 @@ def test_a_damaged_file_of_peers_is_an_empty_one(tmp_path: Path, damage: bytes) 
     assert peers_file.read(path) == []
     assert peers_file.read(tmp_path / "absent.json") == []
     peers_file.write(tmp_path / "no" / "folder" / "peers.json", [])
+
+
+@pytest.mark.parametrize("host", ["1.2.3.4%\0", "1.2.3.4%eth0", "mini\x1b[31m", "fe80::1%\0", "a name", "mini%lan", ""])
+def test_what_is_no_host_is_refused_wherever_it_comes_from(host: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        Endpoint.parse(f"[{host}]:8091" if ":" in host else f"{host}:8091")
+    with pytest.raises(BadDatagram, match="is not a host"):
+        advert_wire.decode_untrusted(msgpack.packb({"n": "x", "a": [[host, 8091]]}), OTHER, 1, 1)
+
+
+@pytest.mark.parametrize("host", ["mini-3.lan", "1.2.3.4", "fe80::1%eth0", "2001:db8::7"])
+def test_what_is_a_host_is_read(host: str) -> None:
+    told = Endpoint(host, 8091)
+    assert Endpoint.parse(str(told)) == told
+    assert advert_wire.decode_untrusted(msgpack.packb({"n": "x", "a": [[host, 8091]]}), OTHER, 1, 1).addresses == (
+        told,
+    )
+
+
+def test_no_address_can_end_who_sends_to_it() -> None:
+    """And none is looked up: that would block every other peer."""
+    sockets = [socket.socket(family, socket.SOCK_DGRAM) for family in (socket.AF_INET, socket.AF_INET6)]
+    transport = Transport(sockets)
+    try:
+        for host in ("1.2.3.4%\0", "1.2.3.4%name", "name"):
+            assert not transport.send(Endpoint(host, 9), b"x"), host
+        assert not transport.errors  # it did not get as far as the system
+        for host in ("::1%\0", "::1%none", "::1%\udcff"):
+            assert not transport.send(Endpoint(host, 9), b"x"), host
+        assert transport.sent_datagrams == 0
+        assert set(transport.errors) <= {"TypeError", "ValueError", "UnicodeEncodeError", "OSError", "EINVAL", "ENODEV"}
+    finally:
+        transport.close()
