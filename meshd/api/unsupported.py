@@ -41,9 +41,7 @@ _HARMLESS: Final[dict[str, Callable[[object], bool]]] = {
     # which tokens may come, and where the answer ends
     **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"), _off),
     **dict.fromkeys(("min_tokens", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), _off),
-    **dict.fromkeys(
-        ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _off
-    ),
+    **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _off),
     "structured_outputs": _off,
     # how the prompt is made
     **dict.fromkeys(("chat_template", "chat_template_kwargs", "continue_final_message", "documents"), _off),
