@@ -59,7 +59,7 @@ from meshd.node.fetcher import Fetcher
 from meshd.node.gap_watch import GapWatch
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.join_check import refuse_http_ports
-from meshd.node.key_watch import watch_key
+from meshd.node.key_watch import LOOK_S, watch_key
 from meshd.node.next_links import keep_links
 from meshd.node.notify import Notifier
 from meshd.node.route_memory import remember_routes
@@ -195,6 +195,7 @@ class Daemon:
         )
         self.sealer = Sealer(ring, identity.node_id, identity.boot)
         self.opener = Opener(ring)
+        self._newest_ring = ring  # what the key file says; `ring` is what is used
         self.gossip = self._make_gossip()
         self.chain = ChainService(
             identity.node_id,
@@ -485,11 +486,31 @@ class Daemon:
             self.gossip.cloned(source)
 
     def _on_key(self, ring: KeyRing) -> None:
+        """Use a changed ring; where that is not possible now, keep the one in use and try until it is."""
+        self._newest_ring = ring
+        try:
+            self._use_key(ring)
+        except MeshdError as error:
+            self.log.emit("key", level="warning", text=f"kept the keys in use for now: {error.message}")
+            self.nursery.start_soon(self._use_key_later, ring)
+
+    def _use_key(self, ring: KeyRing) -> None:
+        """All of it or, with a MeshdError, nothing: datagrams under one ring and links under another find no room."""
+        security, guards = LinkTls(self.identity.key, ring), guards_of(self.config, ring)
         self.ring = ring
         self.sealer.rekey(ring)
         self.opener.rekey(ring)
-        self.links.security = LinkTls(self.identity.key, ring)
-        self.app.guards = guards_of(self.config, ring)
+        self.links.security = security
+        self.app.guards = guards
+
+    async def _use_key_later(self, ring: KeyRing) -> None:
+        while self._newest_ring is ring:
+            await trio.sleep(LOOK_S)
+            with contextlib.suppress(MeshdError):
+                if self._newest_ring is ring:
+                    self._use_key(ring)
+                    self.log.emit("key", text=f"{ring.mesh_id()} is in use now")
+                    return
 
     async def _pull(self, name: str) -> None:
         await model.fetch(name, self.config.state, lambda line: self.log.emit("pull", level="debug", text=line))

@@ -1,0 +1,82 @@
+"""A changed mesh key is used as a whole or, while it cannot be, not at all."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from meshd import daemon as module
+from meshd.daemon import Daemon
+from meshd.errors import StateError
+from meshd.identity.mesh_key import KeyRing, MeshKey
+
+
+def ring(number: int) -> KeyRing:
+    return KeyRing((MeshKey(bytes([number]) * 32),))
+
+
+class Parts:
+    """What a daemon hands a ring to. ``full``: no temporary folder can be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+        self.full = False
+        self.said: list[str] = []
+        self.used: dict[str, Any] = {}
+        monkeypatch.setattr(module, "LinkTls", self._tls)
+        monkeypatch.setattr(module, "guards_of", lambda _config, new: ("guards", new))
+        self.daemon = Daemon.__new__(Daemon)
+        vars(self.daemon).update(
+            nursery=nursery,
+            config=None,
+            identity=SimpleNamespace(key=None),
+            sealer=SimpleNamespace(rekey=lambda new: self.used.update(sealer=new)),
+            opener=SimpleNamespace(rekey=lambda new: self.used.update(opener=new)),
+            links=SimpleNamespace(security=None),
+            app=SimpleNamespace(guards=None),
+            log=SimpleNamespace(emit=lambda _name, *, level="info", text: self.said.append(f"{level} {text}")),
+        )
+
+    def _tls(self, _key: object, new: KeyRing) -> Any:
+        if self.full:
+            raise StateError("no temporary folder can be used")
+        return ("tls", new)
+
+    def all_use(self, new: KeyRing) -> bool:
+        shown: tuple[Any, ...] = (self.daemon.links.security, self.daemon.app.guards, self.daemon.ring)
+        return self.used == {"sealer": new, "opener": new} and shown == (("tls", new), ("guards", new), new)
+
+
+def test_a_key_that_cannot_be_used_now_changes_nothing_and_is_used_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            parts = Parts(monkeypatch, nursery)
+            parts.daemon._on_key(ring(1))
+            assert parts.all_use(ring(1))
+            parts.full = True
+            parts.daemon._on_key(ring(2))
+            await trio.sleep(10)
+            assert parts.all_use(ring(1))
+            assert parts.said == ["warning kept the keys in use for now: no temporary folder can be used"]
+            parts.full = False
+            await trio.sleep(3)
+            assert parts.all_use(ring(2))
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_key_that_waited_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            parts = Parts(monkeypatch, nursery)
+            parts.full = True
+            parts.daemon._on_key(ring(2))
+            parts.full = False
+            parts.daemon._on_key(ring(3))
+            await trio.sleep(10)
+            assert parts.all_use(ring(3))
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
