@@ -63,7 +63,6 @@ class Prober:
         self._on_event = on_event
         self._news = trio.Event()
         self.counters = {"probes_passed": 0, "probes_failed": 0, "probes_missed": 0, "quarantined": 0}
-        self.missing = ""  # why nobody can be judged; "" while somebody can
 
     def look(self) -> None:
         """The room may have changed."""
@@ -119,10 +118,11 @@ class Prober:
             return
         try:
             expected = await self._expectations(subject.digest)
-            self.missing = ""
         except MeshdError as error:
-            self.missing = error.message
             self._missed(subject, error.message)
+            return
+        except Exception as error:  # noqa: BLE001  # such as a disk's refusal; it must not end the node
+            self._failed(subject, error)
             return
         try:
             verdict = await self._examine(subject, member, expected)
@@ -131,9 +131,8 @@ class Prober:
         except MeshdError as error:
             self._missed(subject, error.message)
             return
-        except Exception:  # noqa: BLE001  # one peer's probe must not end the node; it is logged whole
-            _log.exception("a probe of %s failed", subject.node_id)
-            self._missed(subject, "the probe could not be made")
+        except Exception as error:  # noqa: BLE001  # one peer's probe must not end the node
+            self._failed(subject, error)
             return
         if verdict.passed:
             if self._book.passed(subject):
@@ -171,6 +170,11 @@ class Prober:
         if self._book.unavailable(subject, reason, trio.current_time()):
             self.counters["probes_missed"] += 1
             self._on_verdict()
+
+    def _failed(self, subject: Subject, error: Exception) -> None:
+        """Something that nobody expected: logged whole."""
+        _log.error("a probe of %s failed", subject.node_id, exc_info=error)
+        self._missed(subject, "the probe could not be made")
 
     def _told(self, name: str, subject: Subject, reason: str) -> None:
         label = self._directory().label(subject.node_id)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import trio
 import trio.testing
 
-from meshd.admission.expected import RehearsalModel
+from meshd.admission.expected import Expected, RehearsalModel
 from meshd.errors import BadTensor
 from meshd.inference.hash_stage import HashStage
 from meshd.vocabulary import LayerRange
@@ -122,6 +124,30 @@ def test_without_an_expectation_nobody_is_judged_and_the_reason_is_said() -> Non
             await until(lambda: "no qspec" in room.seen(judge, worker).admission)
             assert room.seen(judge, worker).admitted is None
             judge.expected = known
+            await until(lambda: room.seen(judge, worker).admitted)
+
+    run(scenario)
+
+
+def test_a_full_disk_while_the_expectation_is_brought_costs_a_probe_and_not_the_node() -> None:
+    judge, worker = node("a"), node("b", WHOLE)
+    known = judge.expectations
+    full = True
+
+    async def expectations(digest: str) -> Expected:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return await known(digest)
+
+    judge.expectations = expectations  # type: ignore[method-assign]
+    room = Room(judge, worker)
+
+    async def scenario() -> None:
+        nonlocal full
+        async with room.running():
+            await until(lambda: "could not be made" in room.seen(judge, worker).admission)
+            assert room.seen(judge, worker).admitted is None
+            full = False
             await until(lambda: room.seen(judge, worker).admitted)
 
     run(scenario)
