@@ -6,13 +6,21 @@ stderr, never a traceback (``MESHD_TRACEBACK=1`` shows it to whoever hunts a bug
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
+
+_TRACEBACK = "MESHD_TRACEBACK"
+_WRITING = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script: runs a command and exits."""
+    _make_outputs()
     sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
 
 
@@ -21,22 +29,92 @@ def run(argv: list[str]) -> int:
     from meshd.errors import MeshdError, UsageError
 
     try:
-        if argv[:1] == ["start"]:
-            # The daemon must not carry typer and rich (tests/test_imports.py), so this branch comes before them.
-            from meshd.daemon import start
-
-            return start(argv[1:])
-        from meshd.cli.app import run_app
-
-        return run_app(argv)
+        return _command(argv)
     except MeshdError as error:
-        if os.environ.get("MESHD_TRACEBACK"):
+        if os.environ.get(_TRACEBACK):
             raise
-        print(f"meshd: {error.message}", file=sys.stderr)
+        _tell(_with_its_flag(error.message, error.param))
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # Whoever read our output has seen enough (`meshd peers | head`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        _tell(_of_system(error))
+        _forget_output()
+        return 1
+    except (Exception, BaseExceptionGroup) as error:  # a fault of ours is told in one line too
+        if os.environ.get(_TRACEBACK):
+            raise
+        _tell(f"internal error: {_of_ours(error)}; {_TRACEBACK}=1 shows where it comes from")
+        return 1
+
+
+def _make_outputs() -> None:
+    """Somewhere to write where the caller closed it, and no error for what the terminal's encoding has no sign for."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _command(argv: list[str]) -> int:
+    if argv[:1] == ["start"]:
+        # The daemon must not carry typer and rich (tests/test_imports.py), so this branch comes before them.
+        from meshd.daemon import start
+
+        return start(argv[1:])
+    from meshd.cli.app import run_app
+
+    status = run_app(argv)
+    sys.stdout.flush()  # what cannot be written is found out here, not when the interpreter ends
+    return status
+
+
+# --- what went wrong, in a line ---------------------------------------------------------------------------------------
+
+
+def _tell(message: str) -> None:
+    """One line, whatever others put into the message: a room's error may hold line ends and a terminal's commands."""
+    line = "; ".join(part.strip() for part in message.splitlines() if part.strip())
+    print(f"meshd: {''.join(char if char.isprintable() else '?' for char in line)}", file=sys.stderr)
+
+
+def _with_its_flag(message: str, param: str | None) -> str:
+    """The flag to change stands in every message about it."""
+    return f"{param}: {message}" if param and param.startswith("--") and param not in message else message
+
+
+def _of_system(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    return f"the output cannot be written: {reason}" if error.errno in _WRITING else reason
+
+
+def _of_ours(error: BaseException) -> str:
+    """Kind, words and place of what nobody expected; of a group its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    places = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+    return f"{type(error).__name__}: {str(error)[:200]}{where}"
+
+
+def _output_is_lost() -> bool:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def _forget_output() -> None:
+    """What is still in the buffer would fail again when the interpreter ends, with words of its own."""
+    if _output_is_lost():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -92,6 +92,11 @@ def run_app(argv: list[str]) -> int:
         status = app(args=argv, prog_name="meshd", standalone_mode=False)
     except typer.Abort:
         return 130
+    except SystemExit as gone:
+        # typer and rich end the program with 1 when whoever reads its output has seen enough; that is run()'s to judge.
+        if isinstance(gone.__context__, BrokenPipeError):
+            raise gone.__context__ from None
+        raise
     except typer.TyperException as wrong:
         message = str(wrong.format_message())
         if "\n" in message:  # no command given: the message is the whole help
