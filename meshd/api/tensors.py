@@ -25,10 +25,10 @@ from meshd.api.tensor_wire import (
 )
 from meshd.errors import BadTensor, CallerError, NotReady, RangeNotHeld
 from meshd.inference.engine import Embedding, Engine
+from meshd.inference.logits import most_rows
 from meshd.vocabulary import LayerRange
 
 BODY_BYTES = 64 << 20
-LOGITS_BYTES = 256 << 20  # an answer of lm-head may not be larger
 
 _BINARY = (("Content-Type", "application/octet-stream"),)
 
@@ -73,8 +73,8 @@ async def lm_head(engine: Engine | None, request: Request) -> Response:
     spec = held.info.spec
     _need(held, LayerRange(spec.num_layers - 1, spec.num_layers))
     rows = await _residual(_only(request.body, "hidden"), held)
-    if rows.n * spec.vocab_size * 4 > LOGITS_BYTES:
-        most = LOGITS_BYTES // (spec.vocab_size * 4)
+    most = most_rows(spec.vocab_size)
+    if rows.n > most:
         raise BadTensor(f"logits of {rows.n} rows are too large for one answer; send at most {most}", param="hidden")
     logits = await held.lm_head(rows.data, rows.n)
     shape = (*rows.lead, spec.vocab_size)

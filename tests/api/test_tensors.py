@@ -4,6 +4,7 @@ import json
 import math
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from safetensors.numpy import load, save
 from meshd.api.tensor_wire import Tensor, check_finite, decode_untrusted, encode, from_f32
 from meshd.errors import BadTensor, RangeNotHeld
 from meshd.inference.engine import EngineInfo
-from meshd.vocabulary import LayerRange
+from meshd.inference.logits import most_rows
+from meshd.vocabulary import LayerRange, ModelSpec
 from tests.api.rig import SPEC, Rig, client
 
 # --- the format -------------------------------------------------------------------------------------------------------
@@ -124,8 +126,8 @@ def test_what_is_not_finite_is_refused(dtype: str, bad: float) -> None:
 class AddingEngine:
     """Layer i adds i to every value; the embedding of an id is the id; the head's logits are the first value plus the id."""
 
-    def __init__(self, held: LayerRange, dtype: str = "float32") -> None:
-        self.info = EngineInfo(SPEC, held, dtype, "a", True, 1)
+    def __init__(self, held: LayerRange, dtype: str = "float32", spec: ModelSpec = SPEC) -> None:
+        self.info = EngineInfo(spec, held, dtype, "a", True, 1)
         self.code = {"float32": "<f4", "float16": "<f2"}[dtype]
 
     async def embed(self, rows: bytes, n: int) -> bytes:
@@ -143,7 +145,7 @@ class AddingEngine:
 
     async def lm_head(self, rows: bytes, n: int) -> bytes:
         first = np.frombuffer(rows, dtype=self.code).reshape(n, SPEC.hidden_size)[:, :1].astype("<f4")
-        return bytes((first + np.arange(SPEC.vocab_size, dtype="<f4")).tobytes())
+        return bytes((first + np.arange(self.info.spec.vocab_size, dtype="<f4")).tobytes())
 
 
 def rig(held: tuple[int, int] = (0, 30), dtype: str = "float32") -> Rig:
@@ -216,6 +218,19 @@ def test_a_bad_tensor_is_400(path: str, body: bytes) -> None:
     with client(rig()) as http:
         answer = http.post(path, content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_tensor")
+
+
+def test_more_logits_than_the_engine_would_give_are_400_with_the_most_there_may_be() -> None:
+    spec = replace(SPEC, vocab_size=49_152, context=8192)
+    engine = AddingEngine(LayerRange(0, 30), spec=spec)
+    with client(Rig(engine=engine)) as http:
+        most = http.post("/lm-head", content=save({"hidden": np.zeros((170, 4), np.float32)}))
+        more = http.post("/lm-head", content=save({"hidden": np.zeros((171, 4), np.float32)}))
+    assert load(most.content)["logits"].shape == (170, 49_152)
+    assert (more.status_code, more.json()["error"]["code"]) == (400, "bad_tensor")
+    assert "at most 170" in more.json()["error"]["message"]
+    assert most_rows(49_152) == 170
+    assert most_rows(1 << 30) == 1
 
 
 def test_a_node_without_layers_and_a_range_that_is_none() -> None:

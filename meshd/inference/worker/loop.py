@@ -34,6 +34,7 @@ from meshd.inference import codec
 from meshd.inference.batch import BLOCK_ROWS, Batcher, Limits, Slice, chunk_rows
 from meshd.inference.engine import Choice, Ran, Run
 from meshd.inference.gathering import Gathering
+from meshd.inference.logits import most_rows
 from meshd.inference.prefix_cache import PrefixCache, chain_of, usable_tokens
 from meshd.inference.worker import pages
 from meshd.inference.worker.link import Call, Withdrawn
@@ -51,7 +52,6 @@ _IDLE_TURN_S = 0.25  # an idle loop turns this often, so that its tick moves
 _NEWEST = 0.3  # how much the newest chunk says about this device's present speed
 _MAX_STATELESS = 16
 _MAX_STATELESS_ROWS = 8192
-_MAX_LOGITS_BYTES = 32 << 20
 
 
 class Answers(Protocol):
@@ -387,6 +387,5 @@ class Loop:
     def _lm_head(self, message: Message) -> Any:
         if self._stage.layers.end != self._ends:
             raise RangeNotHeld("the model's head is not loaded here", held=self._stage.layers)
-        limit = max(1, _MAX_LOGITS_BYTES // (4 * self._stage.vocab_size))
-        n = integer_untrusted(message.head, "n", 1, limit)
+        n = integer_untrusted(message.head, "n", 1, most_rows(self._stage.vocab_size))
         return self._stage.lm_head(residual_untrusted(message.body, n, self._stage.hidden_size, self._dtype))
