@@ -47,7 +47,6 @@ class SpotChecker:
         quarantine: Callable[[NodeId, str], None],
         doubt: Callable[[NodeId], Awaitable[None]],
         rng: Random,
-        share: float = SHARE,
     ) -> None:
         self._self_id = self_id
         self._links = links
@@ -56,13 +55,12 @@ class SpotChecker:
         self._quarantine = quarantine
         self._doubt = doubt
         self._rng = rng
-        self._share = share
         self._put, self._take = trio.open_memory_channel[tuple[Sequence[int], Route]](AT_ONCE)
         self.counters = {"spot_checks": 0, "spot_disagreements": 0}
 
     def consider(self, ids: Sequence[int], route: Route) -> None:
         """A prefill of ``ids`` over ``route`` has begun. Never waits; checks are dropped while others run."""
-        if len(ids) > 1 and self._rng.random() < self._share:
+        if len(ids) > 1 and self._rng.random() < SHARE:
             try:
                 self._put.send_nowait((tuple(ids[:ROWS_CAP]), route))
             except trio.WouldBlock:

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from meshd.admission import spot_check
 from meshd.admission.spot_check import SpotChecker
 from meshd.chain.request import GenerationRequest
 from meshd.node.spot_checked import SpotChecked
@@ -19,7 +20,12 @@ HALF = (LayerRange(0, 6), LayerRange(6, 12))
 IDS = list(b"The capital of France is")
 
 
-def checker(room: Room, entry: RoomNode, *, share: float = 1.0, seed: int = 1) -> SpotChecker:
+@pytest.fixture(autouse=True)
+def every_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spot_check, "SHARE", 1.0)
+
+
+def checker(room: Room, entry: RoomNode, *, seed: int = 1) -> SpotChecker:
     prober = room.probers[entry.node_id]
     return SpotChecker(
         entry.node_id,
@@ -29,7 +35,6 @@ def checker(room: Room, entry: RoomNode, *, share: float = 1.0, seed: int = 1) -
         quarantine=prober.quarantine,
         doubt=prober.doubt,
         rng=Random(seed),
-        share=share,
     )
 
 
@@ -128,13 +133,14 @@ def test_a_layer_with_one_replica_cannot_be_checked_and_a_dead_one_is_nobodys_fa
     run(scenario)
 
 
-def test_about_one_in_a_hundred_is_checked_and_a_full_queue_drops() -> None:
+def test_about_one_in_a_hundred_is_checked_and_a_full_queue_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = node("a", LayerRange(0, 12))
     room = Room(entry)
 
     async def scenario() -> None:
         async with room.running():
-            spot = checker(room, entry, share=0.01)
+            spot = checker(room, entry)
+            monkeypatch.setattr(spot_check, "SHARE", 0.01)
             drawn = 0
             for _ in range(10_000):
                 before = spot._put.statistics().current_buffer_used
@@ -144,6 +150,7 @@ def test_about_one_in_a_hundred_is_checked_and_a_full_queue_drops() -> None:
                     spot._take.receive_nowait()
             assert 60 < drawn < 140
             eager = checker(room, entry)
+            monkeypatch.setattr(spot_check, "SHARE", 1.0)
             for _ in range(100):
                 eager.consider(IDS, route_over(entry))
             assert eager._put.statistics().current_buffer_used == 2
