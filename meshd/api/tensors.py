@@ -23,7 +23,7 @@ from meshd.api.tensor_wire import (
     from_f32,
     residual_dtype,
 )
-from meshd.errors import BadTensor, CallerError, NotReady, RangeNotHeld
+from meshd.errors import BadTensor, CallerError, RangeNotHeld
 from meshd.inference.engine import Embedding, Engine
 from meshd.inference.logits import most_rows
 from meshd.vocabulary import LayerRange
@@ -83,7 +83,7 @@ async def lm_head(engine: Engine | None, request: Request) -> Response:
 
 def _held(engine: Engine | None) -> Engine:
     if engine is None:
-        raise NotReady("this node holds no layers")
+        raise RangeNotHeld("this node holds no layers; GET /mesh/peers says who does")
     return engine
 
 
@@ -149,8 +149,9 @@ async def _residual(tensor: Tensor, engine: Engine) -> _Rows:
     lead = tensor.shape[:-1]
     n = _counted(lead, engine, "hidden")
     wanted = residual_dtype(engine.info.dtype)
-    if tensor.dtype not in (wanted, "F32") or (wanted == "U8" and tensor.dtype != "U8"):
-        raise BadTensor(f"hidden must be {wanted} or F32, not {tensor.dtype}", param="hidden")
+    taken = list(dict.fromkeys((wanted, "F32"))) if wanted != "U8" else [wanted]  # digests are no numbers
+    if tensor.dtype not in taken:
+        raise BadTensor(f"hidden must be {' or '.join(taken)}, not {tensor.dtype}", param="hidden")
     await _in_chunks(tensor.data, lambda part: _finite(part, tensor.dtype))
     if tensor.dtype == wanted:
         return _Rows(tensor.data, n, lead)

@@ -220,6 +220,23 @@ def test_a_bad_tensor_is_400(path: str, body: bytes) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_tensor")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "given", "taken"),
+    [
+        ("hash", np.float32, "must be U8, not F32"),
+        ("float32", np.float16, "F32, not F16"),
+        ("bf16", np.int64, "BF16 or F32, not I64"),
+    ],
+)
+def test_the_types_that_are_taken_are_named(dtype: str, given: Any, taken: str) -> None:
+    engine = AddingEngine(LayerRange(0, 30))
+    engine.info = replace(engine.info, dtype=dtype)
+    with client(Rig(engine=engine)) as http:
+        answer = http.post("/forward", content=save({"hidden": np.zeros((1, 4), given)}))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_tensor")
+    assert answer.json()["error"]["message"].endswith(taken)
+
+
 def test_more_logits_than_the_engine_would_give_are_400_with_the_most_there_may_be() -> None:
     spec = replace(SPEC, vocab_size=49_152, context=8192)
     engine = AddingEngine(LayerRange(0, 30), spec=spec)
@@ -235,7 +252,10 @@ def test_more_logits_than_the_engine_would_give_are_400_with_the_most_there_may_
 
 def test_a_node_without_layers_and_a_range_that_is_none() -> None:
     with client(Rig()) as http:
-        assert http.post("/embed", content=save({"tokens": IDS})).status_code == 503
+        for path in ("/embed", "/forward", "/lm-head"):
+            answer = http.post(path, content=save({"tokens": IDS}))
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["layers"]) == (409, "range_not_held", None)
     with client(rig()) as http:
         answer = http.post("/forward", content=save({"tokens": IDS}), headers={"X-Layer-Range": "15-5"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Layer-Range")
