@@ -22,7 +22,7 @@ from meshd.api.events import stream_events
 from meshd.api.fields import Fields, read_json
 from meshd.api.guards import Guards, Right
 from meshd.api.limits import Budget, Limits
-from meshd.api.message import Headers, Request, Response, Writer, json_response
+from meshd.api.message import Headers, Request, Response, Writer, error_response, json_response
 from meshd.api.node import Node
 from meshd.api.openai import CHAT, COMPLETION, answer_openai, model_json, models_json
 from meshd.api.openai_read import read_chat, read_completion
@@ -222,12 +222,10 @@ class App:
     async def _readyz(self, _request: Request, _writer: Writer) -> Response:
         directory, facts, spec = self._view()
         hive = views.hive_of(directory, facts, views.room_digest(directory, spec), spec)
-        if hive.missing:
-            gone = StageUnavailable(list(hive.missing))
-            gaps = [gap.json() for gap in hive.missing]
-            return json_response({"status": hive.status, "missing": gaps, "error": gone.json()}, status=gone.status)
         if not hive.whole:
-            raise NotReady("this room has no model yet")
+            gone = StageUnavailable(list(hive.missing)) if hive.missing else NotReady("this room has no model yet")
+            gaps = [gap.json() for gap in hive.missing]
+            return error_response(gone, beside={"status": hive.status, "missing": gaps})
         return json_response({"status": "ready", "model": hive.model, "min_replicas": hive.min_replicas, "missing": []})
 
     async def _status(self, _request: Request, _writer: Writer) -> Response:

@@ -178,3 +178,5 @@ def test_the_documents_over_http() -> None:
     assert set(status["counters"]) >= {"recoveries", "replayed_tokens", "hedges", "rejected_datagrams"}
     assert (gone.status_code, gone.json()["missing"], gone.json()["error"]["missing"]) == (503, [[15, 30]], [[15, 30]])
     assert (empty.status_code, empty.json()["error"]["code"]) == (503, "not_ready")
+    assert (empty.json()["status"], empty.json()["missing"]) == ("no model", [])
+    assert gone.headers["retry-after"] == empty.headers["retry-after"] == "1"
