@@ -94,14 +94,16 @@ class TextEngine:
         self._decodes.append(wanted)
         try:
             async with self._lock:
-                if wanted.text is None:
+                if wanted in self._decodes:
                     await self._decode_all()
         finally:
             if wanted in self._decodes:
                 self._decodes.remove(wanted)
         if isinstance(wanted.text, MeshdError):
             raise wanted.text
-        return str(wanted.text)
+        if wanted.text is None:  # whoever asked for it together with his own came to grief
+            raise EngineFailed("the text worker gave no text")
+        return wanted.text
 
     async def aclose(self) -> None:
         """Stop the worker; idempotent."""
@@ -176,7 +178,10 @@ class TextEngine:
                 self._eos_ids = frozenset(found.get("eos_ids", self._eos_ids))
 
     async def _spawn_one(self) -> None:
-        self._child = await Child.start(self._nursery, _MODULE, [str(self._folder)], log=self._log)
+        try:
+            self._child = await Child.start(self._nursery, _MODULE, [str(self._folder)], log=self._log)
+        except OSError as error:  # no descriptor or no memory is left: the next call may find some
+            raise EngineFailed(f"the text worker did not start: {error}") from error
         self._buffer.clear()
         try:
             hello = await self._exchange(b"", _START_S)

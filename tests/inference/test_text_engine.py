@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import trio.testing
 
 from meshd.errors import Busy, CallerError, EngineFailed, ModelRefused
 from meshd.inference import text_engine
+from meshd.inference.child import Child
 from meshd.inference.text_engine import TextEngine
 from meshd.inference.text_worker import wire
 from tests.inference.tokenizers_on_disk import byte_level
@@ -118,6 +120,48 @@ def test_a_killed_worker_is_replaced_without_anybody_noticing(tmp_path: Path) ->
                 os.kill(text.pid, signal.SIGKILL)
                 assert await text.chat(user("a")) == before
             assert text.eos_ids == {2}
+
+    within(scenario)
+
+
+@pytest.mark.parametrize("trouble", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("nobody expects it")])
+def test_a_worker_that_cannot_be_started_gives_nobody_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    byte_level(tmp_path)
+
+    async def no_child(*_args: object, **_more: object) -> None:
+        await trio.sleep(0.01)
+        raise trouble
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as text:
+            ids = await text.encode("a")
+            told: list[str] = []
+
+            async def read() -> None:
+                try:
+                    told.append(await text.decode(ids))
+                except EngineFailed:
+                    told.append("failed")
+                except RuntimeError:
+                    told.append("unexpected")
+
+            assert text._child is not None
+            text._child.kill()
+            await text._child.gone.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(Child, "start", no_child)
+                async with text._lock, trio.open_nursery() as nursery:
+                    for _ in range(4):
+                        nursery.start_soon(read)
+                    await trio.testing.wait_all_tasks_blocked()
+                    text._lock.release()  # they wait, and are decoded together
+                    while len(told) < 4:
+                        await trio.sleep(0.01)
+                    await text._lock.acquire()
+            assert told.count("failed") == (4 if isinstance(trouble, OSError) else 3)
+            assert await text.decode(ids) == "a"
 
     within(scenario)
 
