@@ -45,13 +45,10 @@ class _Decode:
 class TextEngine:
     """`Text` by a child process. Make it with `TextEngine.start`."""
 
-    def __init__(
-        self, nursery: trio.Nursery, folder: Path, log: Callable[[str], None], template_s: float = TEMPLATE_S
-    ) -> None:
+    def __init__(self, nursery: trio.Nursery, folder: Path, log: Callable[[str], None]) -> None:
         self._nursery = nursery
         self._folder = folder
         self._log = log
-        self._template_s = template_s
         self._lock = trio.Lock()
         self._child: Child | None = None
         self._buffer = bytearray()
@@ -61,11 +58,9 @@ class TextEngine:
         self._decodes: list[_Decode] = []  # that wait: whoever has the lock next asks for all of them
 
     @classmethod
-    async def start(
-        cls, nursery: trio.Nursery, folder: Path, *, log: Callable[[str], None], template_s: float = TEMPLATE_S
-    ) -> TextEngine:
+    async def start(cls, nursery: trio.Nursery, folder: Path, *, log: Callable[[str], None]) -> TextEngine:
         """Start the worker and wait until it has read the tokenizer. Raises ModelRefused, EngineFailed."""
-        engine = cls(nursery, folder, log, template_s)
+        engine = cls(nursery, folder, log)
         async with engine._lock:
             await engine._spawn()
         return engine
@@ -85,7 +80,7 @@ class TextEngine:
 
     async def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         request = {"op": "chat", "messages": [dict(message) for message in messages]}
-        return list((await self._call(request, self._template_s))["ids"])
+        return list((await self._call(request, TEMPLATE_S))["ids"])
 
     async def decode(self, ids: Sequence[int]) -> str:
         wanted = _Decode(list(ids))
@@ -167,7 +162,7 @@ class TextEngine:
         await self._spawn_one()
         if not self._template_hangs:
             try:
-                found = await self._exchange(wire.pack({"op": "turn_end"}), self._template_s)
+                found = await self._exchange(wire.pack({"op": "turn_end"}), TEMPLATE_S)
             except _Slow:
                 # A template that does not even finish two lines: the tokenizer is still good for raw text.
                 self._template_hangs = True

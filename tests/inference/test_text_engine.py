@@ -28,10 +28,16 @@ FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{%
 SOMETIMES = "{% if messages[0].content == 'slow' %}" + FOR_EVER + "{% endif %}{{ messages[0].content }}"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that runs tests is a slow one."""
+    monkeypatch.setattr(text_engine, "TEMPLATE_S", 20.0)
+
+
 @asynccontextmanager
-async def worker(folder: Path, template_s: float = 20.0) -> AsyncIterator[TextEngine]:
+async def worker(folder: Path) -> AsyncIterator[TextEngine]:
     async with trio.open_nursery() as nursery:
-        engine = await TextEngine.start(nursery, folder, log=print, template_s=template_s)
+        engine = await TextEngine.start(nursery, folder, log=print)
         try:
             yield engine
         finally:
@@ -166,11 +172,14 @@ def test_a_worker_that_cannot_be_started_gives_nobody_a_text(
     within(scenario)
 
 
-def test_a_template_that_takes_too_long_costs_its_own_request_only(tmp_path: Path) -> None:
+def test_a_template_that_takes_too_long_costs_its_own_request_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     byte_level(tmp_path, template=SOMETIMES)
+    monkeypatch.setattr(text_engine, "TEMPLATE_S", 0.5)
 
     async def scenario() -> None:
-        async with worker(tmp_path, template_s=0.5) as text:
+        async with worker(tmp_path) as text:
             answers: list[list[int]] = []
 
             async def other() -> None:
@@ -186,11 +195,12 @@ def test_a_template_that_takes_too_long_costs_its_own_request_only(tmp_path: Pat
     within(scenario)
 
 
-def test_a_template_that_never_ends_leaves_the_tokenizer(tmp_path: Path) -> None:
+def test_a_template_that_never_ends_leaves_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     byte_level(tmp_path, template=FOR_EVER)
+    monkeypatch.setattr(text_engine, "TEMPLATE_S", 0.2)
 
     async def scenario() -> None:
-        async with worker(tmp_path, template_s=0.2) as text:
+        async with worker(tmp_path) as text:
             assert text.eos_ids == {2}
             assert await text.decode(await text.encode("a b")) == "a b"
 
