@@ -92,6 +92,10 @@ class _Task:
     open_asks: set[int] = field(default_factory=set)
     tries: int = 0
 
+    def loads(self, layers: LayerRange) -> bool:
+        """These are the layers that it waits for."""
+        return self.phase in {"loading", "restoring"} and self.layers == layers
+
 
 class Elector:
     """Decides for one node and one model. ``pinned`` never moves; ``resume`` is what this node held before it restarted."""
@@ -161,11 +165,11 @@ class Elector:
         task.progress = min(progress, 1.0)
         return self._announce(task, now)
 
-    def loaded(self, now: float) -> list[Effect]:
-        """The range is loaded and proven."""
+    def loaded(self, layers: LayerRange, now: float) -> list[Effect]:
+        """This range is loaded and proven. What is not wanted any more goes again: nobody else would."""
         task = self._task
-        if task is None or task.phase not in {"loading", "restoring"}:
-            return []
+        if task is None or not task.loads(layers):
+            return [] if layers == self.held else [Drop(layers)]
         if self._in_place(task):
             return self._hold(task, now)
         if self.held is not None and task.move is not None and task.move.leaves:
@@ -173,28 +177,37 @@ class Elector:
         effects: list[Effect] = [Drop(self.held)] if self.held is not None else []
         return effects + self._hold(task, now)
 
-    def failed(self, now: float) -> list[Effect]:
-        """The load did not work out."""
+    def failed(self, layers: LayerRange, now: float) -> list[Effect]:
+        """The load of this range did not work out."""
         task = self._task
-        if task is None or task.phase not in {"loading", "restoring"}:
+        if task is None or not task.loads(layers):
             return []
         if task.phase == "loading" and self._left is not None:
             task.phase, task.layers, task.progress = "restoring", self._left, 0.001
             return [*self._announce(task, now), Load(self._left, beside=False, why="restore")]
         return self._give_up(now, self._settings.retry_s)
 
-    def dropped(self, now: float) -> list[Effect]:
-        """The old range is unloaded."""
+    def dropped(self, layers: LayerRange, now: float) -> list[Effect]:
+        """This range is unloaded."""
         task = self._task
-        if task is None or task.phase != "dropping":
+        if task is None or task.phase != "dropping" or layers != self.held:
             return []
         self.held = None
         return self._load(task, beside=False, now=now)
 
-    def lost(self, now: float) -> list[Effect]:
-        """The engine died and what it held with it."""
-        self._resume, self.held = self.held or self._resume, None
-        effects = self._give_up(now, 0.0) if self._task is not None else []
+    def lost(self, layers: LayerRange, now: float) -> list[Effect]:
+        """The engine that served these layers died. What was loaded beside it serves from now on; what was still being loaded is
+        given up, as what was lost is back sooner."""
+        if layers != self.held:
+            return []  # given up by now
+        task, effects = self._task, list[Effect]()
+        if task is not None and task.phase in {"asking", "waiting"} and self._loads_first(task):
+            effects = self._hold(task, now)
+        else:
+            if task is not None:
+                effects = [Drop(task.layers)] if task.phase == "loading" else []
+                effects += self._give_up(now, 0.0)
+            self._resume, self.held = layers, None
         self._consider_at = now
         return effects
 
@@ -333,6 +346,10 @@ class Elector:
         """The move only offers less of what is held: nothing has to be loaded, and what is left is left by the load itself."""
         return task.move is not None and self.held is not None and self.held.covers(task.layers)
 
+    def _loads_first(self, task: _Task) -> bool:
+        """The new range is loaded beside the old one before anybody is asked."""
+        return task.move is not None and task.move.beside and not self._in_place(task)
+
     def _start_move(self, task: _Task, move: Move, now: float) -> list[Effect]:
         if self._in_place(task):
             return self._ask(task, move.leaves, now)
@@ -365,7 +382,7 @@ class Elector:
         if task is not None and task.move is not None and granted:
             if task.phase == "asking":
                 granted = asker < self.me
-            elif task.phase != "claimed" and (not task.move.beside or self._in_place(task)):
+            elif task.phase != "claimed" and not self._loads_first(task):
                 granted = False
             if granted and task.phase in {"asking", "claimed"}:
                 effects += self._not_promised(task, now)
@@ -375,12 +392,12 @@ class Elector:
     def _promised(self, task: _Task, now: float) -> list[Effect]:
         """Everybody asked stays: the old range may go."""
         assert self.held is not None, "only holders leave"  # noqa: S101 - the phases' invariant
-        old, in_place = self.held, self._in_place(task)
-        if task.move is not None and task.move.beside and not in_place:
+        old = self.held
+        if self._loads_first(task):
             return [Drop(old), *self._hold(task, now)]
         if self._still(task, now) is None:  # the room has changed while the others were asked
             return self._give_up(now, self._rng.uniform(0.5, 2.0))
-        if in_place:
+        if self._in_place(task):
             return self._load(task, beside=True, now=now)
         self._left, task.phase, task.due = old, "dropping", NEVER
         return [Drop(old)]
@@ -388,7 +405,7 @@ class Elector:
     def _not_promised(self, task: _Task, now: float) -> list[Effect]:
         """Nobody promised: stay. What was loaded beside the old range waits a little for another answer."""
         task.open_asks.clear()
-        if task.move is None or not task.move.beside or task.phase == "claimed" or self._in_place(task):
+        if task.phase == "claimed" or not self._loads_first(task):
             return self._give_up(now, self._rng.uniform(0.5, 1.0) * self._settings.move_every_s)
         if task.tries >= _ASK_TRIES:
             return [Drop(task.layers), *self._give_up(now, self._settings.move_every_s)]

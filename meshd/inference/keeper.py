@@ -35,17 +35,17 @@ class Loader(Protocol):
 
 
 class Reports(Protocol):
-    """What the elector wants to hear."""
+    """What the elector wants to hear. With its layers, as a report may be of what was decided otherwise in the meantime."""
 
     def progressed(self, progress: float) -> None: ...
 
-    def loaded(self) -> None: ...
+    def loaded(self, layers: LayerRange) -> None: ...
 
-    def failed(self, reason: str) -> None: ...
+    def failed(self, layers: LayerRange, reason: str) -> None: ...
 
-    def dropped(self) -> None: ...
+    def dropped(self, layers: LayerRange) -> None: ...
 
-    def lost(self, reason: str) -> None: ...
+    def lost(self, layers: LayerRange, reason: str) -> None: ...
 
 
 class Nobody:
@@ -54,16 +54,16 @@ class Nobody:
     def progressed(self, progress: float) -> None:
         """Unheard."""
 
-    def loaded(self) -> None:
+    def loaded(self, layers: LayerRange) -> None:
         """Unheard."""
 
-    def failed(self, reason: str) -> None:
+    def failed(self, layers: LayerRange, reason: str) -> None:
         """Unheard."""
 
-    def dropped(self) -> None:
+    def dropped(self, layers: LayerRange) -> None:
         """Unheard."""
 
-    def lost(self, reason: str) -> None:
+    def lost(self, layers: LayerRange, reason: str) -> None:
         """Unheard."""
 
 
@@ -132,25 +132,26 @@ class StageKeeper:
         if self.engine is not None and self.engine.info.layers.covers(layers):
             self._layers = layers  # a part of what is loaded: nothing to start
             self._show()
-            self._reports.loaded()
+            self._reports.loaded(layers)
             return
         self._wanted, self._reason = layers, ""
+        refused = ""  # of this load alone: another engine may die meanwhile
         try:
             with trio.CancelScope() as self._loading_scope:
                 engine = await self._started(layers)
                 self._take(engine, layers)
         except MeshdError as error:
-            self._reason = error.message
+            self._reason = refused = error.message
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
         given_up = self._loading_scope is not None and self._loading_scope.cancelled_caught
         self._wanted, self._loading, self._loading_scope = None, None, None
         self._show()
         if given_up:
             return  # the drop that said so reports
-        if self._reason:
-            self._reports.failed(self._reason)
+        if refused:
+            self._reports.failed(layers, refused)
         else:
-            self._reports.loaded()
+            self._reports.loaded(layers)
 
     async def _started(self, layers: LayerRange) -> Engine:
         self.generation += 1
@@ -163,6 +164,7 @@ class StageKeeper:
             self.engine, self._layers = engine, layers
         else:
             self._beside = engine
+        self._reason = ""
 
     async def _drop(self, layers: LayerRange) -> None:
         gone: Engine | None = None
@@ -174,7 +176,7 @@ class StageKeeper:
         self._show()  # nobody is sent here for them any more
         if gone is not None:
             await gone.aclose()
-        self._reports.dropped()
+        self._reports.dropped(layers)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -194,11 +196,12 @@ class StageKeeper:
                 continue
             self._reason = health.reason or "the engine worker died"
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
+            lost, reason = self._layers or engine.info.layers, self._reason
             self.engine, self._layers = self._beside, self._beside.info.layers if self._beside else None
             self._beside = None
             self._show()
             await engine.aclose()
-            self._reports.lost(self._reason)
+            self._reports.lost(lost, reason)
 
     def _progress(self, stage: str, share: float) -> None:
         if self._wanted is not None:

@@ -69,7 +69,7 @@ class Electing:
         self._sleep = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._answers: dict[int, HoldAnswer] = {}
-        self._loading: LayerRange | None = None
+        self._remembered: LayerRange | None = None
         self._shown_reason = ""
         self.claim: Loading | None = None
         keeper.report_to(self)
@@ -113,21 +113,19 @@ class Electing:
     def progressed(self, progress: float) -> None:
         self._carry(self._elector.progressed(progress, trio.current_time()))
 
-    def loaded(self) -> None:
-        if self._loading is not None:
-            self._remember(self._loading)
-        self._carry(self._elector.loaded(trio.current_time()))
+    def loaded(self, layers: LayerRange) -> None:
+        self._carry(self._elector.loaded(layers, trio.current_time()))
 
-    def failed(self, reason: str) -> None:
+    def failed(self, layers: LayerRange, reason: str) -> None:
         self._log.emit("failed", level="error", reason=reason)
-        self._carry(self._elector.failed(trio.current_time()))
+        self._carry(self._elector.failed(layers, trio.current_time()))
 
-    def dropped(self) -> None:
-        self._carry(self._elector.dropped(trio.current_time()))
+    def dropped(self, layers: LayerRange) -> None:
+        self._carry(self._elector.dropped(layers, trio.current_time()))
 
-    def lost(self, reason: str) -> None:
+    def lost(self, layers: LayerRange, reason: str) -> None:
         self._log.emit("failed", level="error", reason=reason)
-        self._carry(self._elector.lost(trio.current_time()))
+        self._carry(self._elector.lost(layers, trio.current_time()))
 
     # --- in and out ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +149,6 @@ class Electing:
                 case SendClaim(claim):
                     self._set_claim(claim)
                 case Load(layers, beside, why):
-                    self._loading = layers
                     self._log.emit(
                         "stage", text=f"takes {layers} ({why})", layers=layers.json(), beside=beside, why=why
                     )
@@ -166,7 +163,15 @@ class Electing:
                     self._answers[answer.ask_id] = answer
         if self._elector.taking is None:
             self._show_claim(None)  # what was claimed is held now, or given up
+        self._remember_held()
         self._sleep.deadline = min(self._sleep.deadline, self._elector.deadline())
+
+    def _remember_held(self) -> None:
+        """Written when it changes, and not forgotten when an engine dies: that range is what this node comes back to."""
+        held = self._elector.held
+        if held is not None and held != self._remembered:
+            self._remembered = held
+            self._remember(held)
 
     async def _ask(self, peer: NodeId, question: Message) -> None:
         try:

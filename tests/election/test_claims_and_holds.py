@@ -161,7 +161,7 @@ class Play:
         if held is not None:
             self.room(*(a for a in adverts if a.node_id == node(number)))
             self.until(Load)
-            self.elector.loaded(self.now)
+            self.elector.loaded(held, self.now)
         self.room(*adverts)
 
     def room(self, *adverts: Advert, suspects: frozenset[Any] = frozenset()) -> None:
@@ -196,10 +196,10 @@ def test_a_mover_claims_asks_drops_loads() -> None:
     assert play.elector.held == HALF
     dropped = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
     assert dropped == [Drop(HALF)]
-    (announced, load) = play.elector.dropped(play.now)
+    (announced, load) = play.elector.dropped(HALF, play.now)
     assert isinstance(announced, SendClaim)
     assert load == Load(OTHER, beside=False, why="gap")
-    assert play.elector.loaded(play.now) == []
+    assert play.elector.loaded(OTHER, play.now) == []
     assert play.elector.held == OTHER
 
 
@@ -285,7 +285,7 @@ def test_a_free_node_that_never_claims_is_not_waited_for() -> None:
 
 def test_an_engine_that_died_is_taken_up_again() -> None:
     play = Play(1, advert(1, 200), advert(2, 200, (15, 30)), held=HALF)
-    play.elector.lost(play.now)
+    play.elector.lost(HALF, play.now)
     assert play.elector.held is None
     assert play.until(Load).layers == HALF
 
@@ -363,7 +363,7 @@ def test_a_promised_smaller_offer_is_loaded_and_drops_nothing() -> None:
     assert isinstance(announced, SendClaim)
     assert load == Load(REST, beside=True, why="slow")
     assert not answered(play.elector.receive(HoldRequest(1, GIVEN), node(3), play.now)), "it is leaving"
-    assert play.elector.loaded(play.now) == []
+    assert play.elector.loaded(REST, play.now) == []
     assert (play.elector.held, play.elector.taking) == (REST, None)
 
 
@@ -374,3 +374,50 @@ def test_a_smaller_offer_is_judged_again_when_it_is_promised() -> None:
         effects = play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
         assert not any(isinstance(effect, Load | Drop) for effect in effects)
         assert (play.elector.held, play.elector.taking) == (WIDE, None)
+
+
+NO_LANE = replace(S, lane_fraction=0.0, kv_reserve=0.7)
+
+
+def beside() -> Play:
+    """A spare replica of 0..15 that has room for 15..30 beside it, and has begun to load that."""
+    play = Play(1, advert(1, 700), *(advert(n, 200, (0, 15)) for n in (2, 3)), held=HALF, settings=NO_LANE)
+    load = play.until(Load)
+    assert (load.layers, load.beside) == (OTHER, True)
+    return play
+
+
+def loaded_beside() -> tuple[Play, AskHold]:
+    play = beside()
+    (ask,) = (effect for effect in play.elector.loaded(OTHER, play.now) if isinstance(effect, AskHold))
+    assert ask.request.layers == HALF
+    return play, ask
+
+
+def test_an_engine_that_dies_during_a_load_beside_ends_that_load() -> None:
+    play = beside()
+    assert Drop(OTHER) in play.elector.lost(HALF, play.now)
+    assert (play.elector.held, play.elector.taking) == (None, None)
+
+
+def test_a_report_of_another_range_is_not_taken_for_one_of_what_is_loading() -> None:
+    play = beside()
+    assert play.elector.failed(HALF, play.now) == []
+    assert play.elector.loaded(REST, play.now) == [Drop(REST)], "nobody wants it any more"
+    assert play.elector.lost(OTHER, play.now) == []
+    assert play.elector.held == HALF
+    assert play.elector.taking is not None
+    assert play.elector.taking[:2] == (OTHER, "loading")
+
+
+def test_what_was_loaded_beside_is_held_when_the_old_engine_dies() -> None:
+    play, _ = loaded_beside()
+    play.elector.lost(HALF, play.now)
+    assert (play.elector.held, play.elector.taking) == (OTHER, None)
+
+
+def test_the_death_of_what_was_given_up_is_no_loss() -> None:
+    play, ask = loaded_beside()
+    assert Drop(HALF) in play.elector.receive(HoldAnswer(ask.request.ask_id, granted=True), ask.peer, play.now)
+    assert play.elector.lost(HALF, play.now) == []
+    assert play.elector.held == OTHER

@@ -36,6 +36,7 @@ class Bench:
     refuse: list[LayerRange] = field(default_factory=list)
     started: list[Mortal] = field(default_factory=list)
     hang: bool = False
+    takes_s: float = 0.0
 
     async def start(self, layers: LayerRange, generation: int, progress: Callable[[str, float], None]) -> Engine:
         progress("loading", 0.5)
@@ -43,6 +44,7 @@ class Bench:
             raise DoesNotFit("too large")
         if self.hang:
             await trio.sleep_forever()
+        await trio.sleep(self.takes_s)
         engine = Mortal(MODEL.spec, layers, generation=generation)
         self.started.append(engine)
         return engine
@@ -50,17 +52,17 @@ class Bench:
     def progressed(self, progress: float) -> None:
         del progress
 
-    def loaded(self) -> None:
-        self.said.append("loaded")
+    def loaded(self, layers: LayerRange) -> None:
+        self.said.append(f"loaded {layers}")
 
-    def failed(self, reason: str) -> None:
-        self.said.append(f"failed: {reason}")
+    def failed(self, layers: LayerRange, reason: str) -> None:
+        self.said.append(f"failed {layers}: {reason}")
 
-    def dropped(self) -> None:
-        self.said.append("dropped")
+    def dropped(self, layers: LayerRange) -> None:
+        self.said.append(f"dropped {layers}")
 
-    def lost(self, reason: str) -> None:
-        self.said.append(f"lost: {reason}")
+    def lost(self, layers: LayerRange, reason: str) -> None:
+        self.said.append(f"lost {layers}: {reason}")
 
 
 def kept(story: Callable[[StageKeeper, Bench], object], bench: Bench | None = None) -> Bench:
@@ -89,7 +91,7 @@ def test_load_then_drop() -> None:
         assert (keeper.held.state, keeper.engine) == ("observer", None)
 
     bench = kept(story)
-    assert bench.said == ["loaded", "dropped"]
+    assert bench.said == ["loaded 0..15", "dropped 0..15"]
 
 
 def test_a_load_beside_serves_the_old_range_until_it_is_dropped() -> None:
@@ -97,7 +99,7 @@ def test_a_load_beside_serves_the_old_range_until_it_is_dropped() -> None:
         keeper.load(LOW)
         keeper.load(HIGH)
         await trio.sleep(0.05)
-        assert bench.said == ["loaded", "loaded"]
+        assert bench.said == ["loaded 0..15", "loaded 15..30"]
         assert keeper.held.layers == LOW
         keeper.drop(LOW)
         await trio.sleep(0.05)
@@ -125,7 +127,7 @@ def test_a_part_of_what_is_loaded_needs_no_load() -> None:
         await trio.sleep(0.05)
         assert (keeper.held.layers, len(bench.started)) == (INSIDE, 1)
 
-    assert kept(story).said == ["loaded", "loaded"]
+    assert kept(story).said == ["loaded 0..15", "loaded 3..9"]
 
 
 def test_a_refused_load_is_shown_and_reported() -> None:
@@ -134,7 +136,7 @@ def test_a_refused_load_is_shown_and_reported() -> None:
         await trio.sleep(0.05)
         assert (keeper.held.state, keeper.held.reason) == ("failed", "too large")
 
-    assert kept(story, Bench(refuse=[LOW])).said == ["failed: too large"]
+    assert kept(story, Bench(refuse=[LOW])).said == ["failed 0..15: too large"]
 
 
 def test_an_engine_that_dies_is_lost_and_the_next_load_waits_a_little() -> None:
@@ -151,7 +153,7 @@ def test_an_engine_that_dies_is_lost_and_the_next_load_waits_a_little() -> None:
         assert trio.current_time() - began >= 0.5
         assert keeper.generation == 2
 
-    assert kept(story).said == ["loaded", "lost: killed", "loaded"]
+    assert kept(story).said == ["loaded 0..15", "lost 0..15: killed", "loaded 0..15"]
 
 
 def test_dropping_what_is_being_loaded_stops_the_load() -> None:
@@ -163,4 +165,33 @@ def test_dropping_what_is_being_loaded_stops_the_load() -> None:
         await trio.sleep(0.05)
         assert keeper.held.state == "observer"
 
-    assert kept(story, Bench(hang=True)).said == ["dropped"]
+    assert kept(story, Bench(hang=True)).said == ["dropped 0..15"]
+
+
+def test_a_load_that_succeeds_while_the_old_engine_dies_is_no_failure() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        await trio.sleep(0.05)
+        bench.takes_s = 1.0
+        keeper.load(HIGH)
+        await trio.sleep(0.05)
+        bench.started[0].dead = True
+        await trio.sleep(2.0)
+        assert (keeper.held.state, keeper.held.layers) == ("ready", HIGH)
+        keeper.drop(HIGH)
+        await trio.sleep(0.05)
+        assert keeper.held.state == "observer", "what an earlier engine died of is over"
+
+    assert kept(story).said == ["loaded 0..15", "lost 0..15: killed", "loaded 15..30", "dropped 15..30"]
+
+
+def test_what_was_loaded_beside_serves_when_the_old_engine_dies() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        keeper.load(HIGH)
+        await trio.sleep(0.05)
+        bench.started[0].dead = True
+        await trio.sleep(0.2)
+        assert (keeper.held.layers, keeper.engine) == (HIGH, bench.started[1])
+
+    assert kept(story).said == ["loaded 0..15", "loaded 15..30", "lost 0..15: killed"]

@@ -34,6 +34,8 @@ class SimNode:
     group: int = 0
     died_at: float | None = None
     serving: LayerRange | None = None
+    beside: LayerRange | None = None  # loaded, and serves once the other is dropped
+    loading: LayerRange | None = None
     loads: int = 0
     load_done: float | None = None
     seen: int = -1
@@ -85,9 +87,18 @@ class Room:
 
     def kill(self, number: int) -> None:
         dead = self.nodes[node(number)]
-        dead.died_at, dead.serving, dead.load_done = self.now, None, None
+        dead.died_at, dead.serving, dead.beside, dead.loading, dead.load_done = self.now, None, None, None, None
         self.after(SUSPECT_S, self._changed)
         self.after(DEAD_S, self._changed)
+
+    def crash(self, number: int) -> None:
+        """The engine that serves dies, and the node lives on: what was loaded beside it serves now."""
+        each = self.nodes[node(number)]
+        gone = each.serving
+        if each.died_at is None and gone is not None:
+            each.serving, each.beside = each.beside, None
+            each.history.append(f"{self.now:.1f} crash {gone}")
+            self._do(each, each.elector.lost(gone, self.now))
 
     def split(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -128,6 +139,10 @@ class Room:
 
     def covered(self) -> bool:
         return min(self.replicas()) > 0
+
+    def as_decided(self) -> bool:
+        """Every node runs what its elector believes that it holds, and nothing else beside it."""
+        return all(each.serving == each.elector.held and each.beside is None for each in self.alive())
 
     def at_rest(self) -> bool:
         return all(each.elector.taking is None for each in self.alive())
@@ -223,7 +238,7 @@ class Room:
         if each.serving is not None and each.serving.covers(layers):
             self._offer_less(each, layers)
             return
-        each.load_done = done = self.now + self.load_s * self.rng.uniform(0.7, 1.3)
+        each.loading, each.load_done = layers, (done := self.now + self.load_s * self.rng.uniform(0.7, 1.3))
 
         def progress() -> None:
             if each.died_at is None and each.load_done == done and self.now < done:
@@ -233,14 +248,15 @@ class Room:
         def finish() -> None:
             if each.died_at is not None or each.load_done != done:
                 return
-            each.load_done = None
+            each.loading, each.load_done = None, None
             if self.load_fails(each):
-                self._do(each, each.elector.failed(self.now))
+                self._do(each, each.elector.failed(layers, self.now))
                 return
-            effects = each.elector.loaded(self.now)
             if each.serving is None:
                 each.serving = layers
-            self._do(each, effects)
+            else:
+                each.beside = layers
+            self._do(each, each.elector.loaded(layers, self.now))
 
         self.after(1.0, progress)
         self.after(done - self.now, finish)
@@ -251,19 +267,23 @@ class Room:
 
         def offered() -> None:
             if each.died_at is None:
-                self._do(each, each.elector.loaded(self.now))
+                self._do(each, each.elector.loaded(layers, self.now))
 
         self.after(0.0, offered)
 
     def _drop(self, each: SimNode, layers: LayerRange) -> None:
-        if layers == each.serving:
-            # beside: the new one serves already
-            self._serve(each, each.elector.held if each.elector.taking is None else None)
+        if layers == each.loading:
+            each.loading, each.load_done = None, None
+        elif layers == each.serving:
+            beside, each.beside = each.beside, None
+            self._serve(each, beside)
             each.history.append(f"{self.now:.1f} drop {layers}")
+        elif layers == each.beside:
+            each.beside = None
 
         def unloaded() -> None:
             if each.died_at is None:
-                self._do(each, each.elector.dropped(self.now))
+                self._do(each, each.elector.dropped(layers, self.now))
 
         self.after(0.5, unloaded)
 

@@ -171,3 +171,25 @@ def test_churn_never_costs_a_last_replica_and_ends_covered_and_still(seed: int) 
     room.run(300.0)
     assert room.loads() == before
     assert room.covered()
+    assert room.as_decided()
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(s, marks=pytest.mark.soak) for s in range(2000, 2200))])
+def test_an_engine_that_dies_while_another_comes_beside_it(seed: int) -> None:
+    """During the load, while it asks who stays, after the drop: the node runs what it believes to hold, and nothing else."""
+    rng = Random(seed)
+    room = Room(spec(), seed=seed, settings=replace(Settings(), lane_fraction=0.0, kv_reserve=0.7))
+    for number in (1, 2, 3):
+        room.join(number, 700, resume=(0, 15))
+    room.join(4, 700, resume=(15, 30))
+    room.run(15.0)
+    room.kill(4)
+    room.run_until(lambda: any(each.loading for each in room.alive()), 60.0)
+    mover = next(each for each in room.alive() if each.loading)
+    assert mover.serving is not None
+    room.run(rng.uniform(0.0, 7.0))
+    room.crash(mover.number)
+    room.run_until(room.covered, 90.0)
+    room.run(300.0)
+    assert room.covered()
+    assert room.as_decided()
