@@ -129,8 +129,8 @@ class StageKeeper:
     # --- LOAD and DROP ------------------------------------------------------------------------------------------------
 
     async def _load(self, layers: LayerRange) -> None:
-        if self.engine is not None and self.engine.info.layers.covers(layers):
-            self._layers = layers  # a part of what is loaded: nothing to start
+        if self._has(layers):
+            self._layers = layers
             self._show()
             self._reports.loaded(layers)
             return
@@ -152,6 +152,13 @@ class StageKeeper:
             self._reports.failed(layers, refused)
         else:
             self._reports.loaded(layers)
+
+    def _has(self, layers: LayerRange) -> bool:
+        """A part of what is loaded, which can serve at once, as it is more or less of what serves. One that is both, of an engine
+        that offers less than it holds, would give up layers before their drop."""
+        if self.engine is None or self._layers is None:
+            return False
+        return self.engine.info.layers.covers(layers) and (layers.covers(self._layers) or self._layers.covers(layers))
 
     async def _started(self, layers: LayerRange) -> Engine:
         self.generation += 1

@@ -195,3 +195,22 @@ def test_what_was_loaded_beside_serves_when_the_old_engine_dies() -> None:
         assert (keeper.held.layers, keeper.engine) == (HIGH, bench.started[1])
 
     assert kept(story).said == ["loaded 0..15", "loaded 15..30", "lost 0..15: killed"]
+
+
+def test_a_part_that_leaves_layers_which_serve_waits_for_their_drop() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        keeper.load(INSIDE)
+        await trio.sleep(0.05)
+        keeper.load(LayerRange(5, 12))
+        await trio.sleep(0.05)
+        assert keeper.held.layers == INSIDE
+        keeper.drop(LayerRange(5, 12))
+        await trio.sleep(0.05)
+        assert (keeper.held.state, keeper.held.layers) == ("ready", INSIDE)
+        keeper.load(LOW)
+        await trio.sleep(0.05)
+        assert keeper.held.layers == LOW
+        assert keeper.engine is bench.started[0]
+
+    kept(story)
