@@ -22,6 +22,7 @@ from typing import Final
 
 from meshd.errors import BadTensor, Busy, NeedRows, RangeNotHeld
 from meshd.inference.engine import Choice, Opening, Ran, Run, Sampling
+from meshd.inference.hash_draw import RANKS, drawn_rank, logprob
 from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache, chain_of, usable_tokens
 from meshd.vocabulary import LayerRange, SessionId
 
@@ -29,7 +30,6 @@ ROW_BYTES: Final = 16
 ID_BYTES: Final = 4
 VOCABULARY: Final = 256
 FIRST_ID: Final = 32  # the head emits printable ASCII only
-EMITTED_IDS: Final = 95
 IDLE_S: Final = 10.0  # a session that ran more recently is never evicted for another one's sake
 MAX_ALTERNATIVES: Final = 20
 
@@ -102,20 +102,23 @@ class HashStage:
         """The token for ``position`` after ``row``. Penalties make the ids so far part of the draw, as in a real model."""
         seen = struct.pack(f"<{len(history)}i", *history) if sampling.needs_history else b""
         digest = blake2b(self._head + row + seen, digest_size=16).digest()
-        greedy = FIRST_ID + int.from_bytes(digest[:4]) % EMITTED_IDS
+        greedy = FIRST_ID + int.from_bytes(digest[:4]) % RANKS
         token = greedy
         if sampling.temperature > 0.0:
             key = struct.pack("<qq", sampling.seed & 0x7FFF_FFFF_FFFF_FFFF, position)
-            drawn = blake2b(self._draw + digest + key, digest_size=4).digest()
-            token = FIRST_ID + int.from_bytes(drawn) % EMITTED_IDS
+            noise = blake2b(self._draw + digest + key, digest_size=8).digest()
+            token = _ranked(greedy, drawn_rank(sampling, noise))
         logit = 8.0 + digest[4] / 16.0
         if sampling.logprobs is None:
             return Choice(position, token, greedy, logit)
         wanted = min(sampling.logprobs, MAX_ALTERNATIVES)
-        others = (FIRST_ID + (greedy - FIRST_ID + k) % EMITTED_IDS for k in range(wanted))
-        top = tuple((other, -0.25 - k) for k, other in enumerate(others))
-        rank = (token - greedy) % EMITTED_IDS
-        return Choice(position, token, greedy, logit, -0.25 - rank, top)
+        top = tuple((_ranked(greedy, rank), logprob(rank)) for rank in range(wanted))
+        return Choice(position, token, greedy, logit, logprob((token - greedy) % RANKS), top)
+
+
+def _ranked(greedy: int, rank: int) -> int:
+    """The id that many ranks behind the greedy one."""
+    return FIRST_ID + (greedy - FIRST_ID + rank) % RANKS
 
 
 class HashSessions:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import math
 import struct
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshd.errors import BadTensor, Busy, EngineFailed, NeedRows, RangeNotHeld
 from meshd.inference.engine import Engine, Ran, Run, Sampling
+from meshd.inference.hash_draw import _cumulated, drawn_rank, logprob
 from meshd.inference.hash_engine import HashEngine
 from meshd.inference.hash_stage import IDLE_S, HashSessions, HashStage, reference
 from meshd.inference.hash_text import HashText
@@ -116,6 +120,63 @@ def test_sampling_is_keyed_by_seed_and_position() -> None:
         (1,), 9, LAYERS, sampling=Sampling(temperature=1.0, seed=4)
     )
     assert all(32 <= t <= 126 for t in reference((1,), 200, LAYERS))
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-9, 0.7, 1.0, 10.0])
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_what_leaves_one_candidate_is_greedy(temperature: float, penalty: float) -> None:
+    limits: list[dict[str, Any]] = [
+        {"top_p": 0.0},
+        {"top_k": 1},
+        {"min_p": 1.0},
+        {"top_p": 0.01, "top_k": 5, "min_p": 0.1},
+    ]
+    greedy = reference((1,), 30, LAYERS, sampling=Sampling(presence_penalty=penalty))
+    for limit in [*limits, {}] if temperature < 1e-6 else limits:
+        sampling = Sampling(temperature, seed=3, presence_penalty=penalty, **limit)
+        assert reference((1,), 30, LAYERS, sampling=sampling) == greedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "ranks"),
+    [
+        ({}, 95),
+        ({"top_k": 3}, 3),
+        ({"top_k": 500}, 95),
+        ({"top_p": 0.2}, 2),
+        ({"min_p": 0.7}, 3),
+        ({"top_k": 2, "top_p": 0.99}, 2),
+    ],
+)
+def test_draws_are_of_the_candidates_in_proportion(limits: dict[str, Any], ranks: int) -> None:
+    count = 20_000
+    found = Counter(drawn_rank(Sampling(1.0, **limits), (at * 2**64 // count).to_bytes(8)) for at in range(count))
+    total = sum(math.exp(logprob(rank)) for rank in range(ranks))
+    assert max(found) < ranks
+    for rank in range(ranks):
+        assert found[rank] / count == pytest.approx(math.exp(logprob(rank)) / total, abs=2 / count)
+
+
+@pytest.mark.torch
+def test_the_candidates_are_those_of_the_real_sampler() -> None:
+    import torch
+
+    from meshd.inference.worker.sampling import _candidates
+
+    logits = torch.tensor([logprob(rank) for rank in range(95)], dtype=torch.float64)
+    temperatures, top_ks = (1e-9, 0.1, 1.0, 10.0), (0, 1, 2, 17, 95, 120)
+    for limits in product(temperatures, top_ks, (0.0, 0.05, 0.33, 0.77, 0.999, 1.0), (0.0, 0.05, 0.33, 0.9, 1.0)):
+        temperature, top_k, top_p, min_p = limits
+        real = _candidates(logits / temperature, Sampling(temperature, top_p, top_k, min_p))
+        assert len(_cumulated(*limits)) == (95 if real is None else len(real)), limits
+
+
+def test_told_logprobs_are_of_the_whole_distribution() -> None:
+    assert sum(math.exp(logprob(rank)) for rank in range(95)) == pytest.approx(1.0)
+    for seed in range(20):
+        choice = HashStage(LAYERS).choice(b"r" * 16, 5, Sampling(1.0, seed=seed, logprobs=20))
+        assert choice.top[0] == (choice.argmax, logprob(0))
+        assert choice.logprob == dict(choice.top).get(choice.token, choice.logprob)
 
 
 def test_rewinding_gives_the_same_again() -> None:
