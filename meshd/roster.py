@@ -29,7 +29,7 @@ class Roster:
     directory: Directory = field(init=False)
     _me: Member | None = None
     _peers: list[Member] = field(default_factory=list)
-    _claim_ratio: dict[NodeId, float] = field(default_factory=dict)
+    _claim_ratio: dict[NodeId, tuple[tuple[int, int], float]] = field(default_factory=dict)  # with epoch and generation
 
     def __post_init__(self) -> None:
         self.directory = Directory(self.self_id)
@@ -42,13 +42,16 @@ class Roster:
     def set_peers(self, members: Iterable[Member]) -> None:
         """Everybody gossip knows; this node is left out, it knows itself better."""
         self._peers = [member for member in members if member.node_id != self.self_id]
+        present = {member.node_id for member in self._peers}
+        self._claim_ratio = {node: known for node, known in self._claim_ratio.items() if node in present}
 
-    def set_claim_ratio(self, node: NodeId, ratio: float | None) -> None:
-        """Measured over claimed speed, once there is enough to say."""
+    def set_claim_ratio(self, advert: Advert, ratio: float | None) -> None:
+        """Measured over claimed speed of the engine that this advert is of, once there is enough to say. It says nothing of the
+        node's next engine, nor of its next run."""
         if ratio is None:
-            self._claim_ratio.pop(node, None)
+            self._claim_ratio.pop(advert.node_id, None)
         else:
-            self._claim_ratio[node] = ratio
+            self._claim_ratio[advert.node_id] = (advert.epoch, advert.generation), ratio
 
     def addresses(self, node: NodeId) -> list[Endpoint]:
         """Where a node may be reached: where its packets come from, then what it says itself."""
@@ -67,5 +70,7 @@ class Roster:
 
     def _judged(self, member: Member) -> Member:
         admitted, reason = self.verdict(member.advert) if member.advert.layers is not None else (None, "")
-        ratio = self._claim_ratio.get(member.node_id)
+        run, ratio = self._claim_ratio.get(member.node_id, ((0, 0), None))
+        if run != (member.advert.epoch, member.advert.generation):
+            ratio = None
         return replace(member, admitted=admitted, admission=reason, claim_ratio=ratio)

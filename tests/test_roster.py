@@ -77,7 +77,25 @@ def test_two_nodes_with_one_name_are_told_apart_everywhere() -> None:
 def test_measured_against_claimed_speed_is_shown() -> None:
     roster = Roster(ME)
     roster.set_peers([Member(advert(A))])
-    roster.set_claim_ratio(A, 0.1)
+    roster.set_claim_ratio(advert(A), 0.1)
     assert roster.build().members[A].claim_ratio == 0.1
-    roster.set_claim_ratio(A, None)
+    roster.set_claim_ratio(advert(A), None)
+    assert roster.build().members[A].claim_ratio is None
+
+
+def test_what_one_run_claimed_is_not_held_against_the_next() -> None:
+    for again in (advert(A, generation=1), advert(A, epoch=2)):
+        roster = Roster(ME)
+        roster.set_peers([Member(advert(A))])
+        roster.set_claim_ratio(advert(A), 0.1)
+        roster.set_peers([Member(again)])
+        assert roster.build().members[A].claim_ratio is None
+
+
+def test_claims_of_who_left_are_forgotten() -> None:
+    roster = Roster(ME)
+    roster.set_peers([Member(advert(A))])
+    roster.set_claim_ratio(advert(A), 0.1)
+    roster.set_peers([Member(advert(B))])
+    roster.set_peers([Member(advert(A))])
     assert roster.build().members[A].claim_ratio is None

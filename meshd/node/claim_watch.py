@@ -26,13 +26,12 @@ class ClaimWatch:
 
     def _weigh(self, member: Member, hop: HopReport, tokens: int) -> None:
         node, advert = hop.node_id, member.advert
-        before = self._measured.ratio(node)
+        run = advert.epoch, advert.generation
+        before = self._measured.ratio(node, run)
         claimed_ms = advert.capability.layer_ms_1
-        self._measured.add(
-            node, advert.generation, hop.layers, compute_ms=hop.compute_ms, claimed_ms=claimed_ms, tokens=tokens
-        )
-        ratio = self._measured.ratio(node)
-        self._roster.set_claim_ratio(node, ratio)
+        self._measured.add(node, run, hop.layers, compute_ms=hop.compute_ms, claimed_ms=claimed_ms, tokens=tokens)
+        ratio = self._measured.ratio(node, run)
+        self._roster.set_claim_ratio(advert, ratio)
         if ratio is not None and ratio < OVERCLAIM <= (1.0 if before is None else before):
             name = self._roster.directory.label(node)
             self._log.emit("overclaim", level="warning", node=node, name=name, ratio=round(ratio, 3))

@@ -20,6 +20,7 @@ HOPS: Final = 20
 OVERCLAIM: Final = 1 / 3
 MIN_TOKENS: Final = 8  # in a shorter answer the prompt's own pass weighs too much
 MAX_NODES: Final = 1024
+Run = tuple[int, int]
 _LEAST: Final = 0.01  # a ratio of zero would make a layer take for ever
 
 
@@ -33,26 +34,27 @@ def as_delivered(member: Member) -> Advert:
 
 
 class Overclaims:
-    """The last hops of each node and engine generation."""
+    """The last hops of each node's engine. ``run`` is that engine: epoch and generation, as each run of a node counts its engines
+    from one."""
 
     def __init__(self) -> None:
-        self._seen: dict[NodeId, tuple[int, deque[float]]] = {}
+        self._seen: dict[NodeId, tuple[Run, deque[float]]] = {}
 
     def add(
-        self, node: NodeId, generation: int, layers: LayerRange, *, compute_ms: float, claimed_ms: float, tokens: int
+        self, node: NodeId, run: Run, layers: LayerRange, *, compute_ms: float, claimed_ms: float, tokens: int
     ) -> None:
         """An answer's hop: mean ``compute_ms`` a token over ``layers``; ``claimed_ms`` a layer. Without a claim, nothing."""
         if tokens < MIN_TOKENS or not compute_ms > 0.0 or not claimed_ms > 0.0:
             return
-        known, ratios = self._seen.get(node, (generation, deque[float](maxlen=HOPS)))
-        if known != generation:
+        known, ratios = self._seen.get(node, (run, deque[float](maxlen=HOPS)))
+        if known != run:
             ratios = deque(maxlen=HOPS)
         if node not in self._seen and len(self._seen) >= MAX_NODES:
             del self._seen[next(iter(self._seen))]
         ratios.append(claimed_ms * len(layers) / compute_ms)
-        self._seen[node] = generation, ratios
+        self._seen[node] = run, ratios
 
-    def ratio(self, node: NodeId) -> float | None:
-        """Measured over claimed speed; None before there is enough to say."""
-        _, ratios = self._seen.get(node, (0, deque[float]()))
-        return median(ratios) if len(ratios) == HOPS else None
+    def ratio(self, node: NodeId, run: Run) -> float | None:
+        """Measured over claimed speed of this run; None before there is enough to say."""
+        known, ratios = self._seen.get(node, (run, deque[float]()))
+        return median(ratios) if known == run and len(ratios) == HOPS else None

@@ -14,40 +14,44 @@ from tests.routing.rooms import member
 
 A = NodeId("a" * 32)
 TEN = LayerRange(5, 15)
+RUN = (7, 1)
 
 
-def told(measured_ms: list[float], *, claimed_ms: float = 1.0, generation: int = 1, tokens: int = 16) -> Overclaims:
+def told(measured_ms: list[float], *, claimed_ms: float = 1.0, tokens: int = 16) -> Overclaims:
     book = Overclaims()
     for ms in measured_ms:
-        book.add(A, generation, TEN, compute_ms=ms, claimed_ms=claimed_ms, tokens=tokens)
+        book.add(A, RUN, TEN, compute_ms=ms, claimed_ms=claimed_ms, tokens=tokens)
     return book
 
 
 def test_a_tenfold_claim_is_found_after_twenty_hops_and_not_before() -> None:
-    assert told([100.0] * (HOPS - 1)).ratio(A) is None
-    ratio = told([100.0] * HOPS).ratio(A)
+    assert told([100.0] * (HOPS - 1)).ratio(A, RUN) is None
+    ratio = told([100.0] * HOPS).ratio(A, RUN)
     assert ratio == 0.1
     assert ratio < OVERCLAIM
 
 
 def test_an_honest_slow_node_is_not_marked() -> None:
-    assert told([400.0] * HOPS, claimed_ms=40.0).ratio(A) == 1.0
+    assert told([400.0] * HOPS, claimed_ms=40.0).ratio(A, RUN) == 1.0
 
 
 def test_a_few_slow_hops_say_nothing() -> None:
-    assert told([10.0] * 12 + [1000.0] * 8).ratio(A) == 1.0
+    assert told([10.0] * 12 + [1000.0] * 8).ratio(A, RUN) == 1.0
 
 
-def test_a_new_engine_begins_anew() -> None:
-    book = told([100.0] * HOPS)
-    book.add(A, 2, TEN, compute_ms=10.0, claimed_ms=1.0, tokens=16)
-    assert book.ratio(A) is None
+def test_a_new_engine_begins_anew_also_in_a_new_run() -> None:
+    for run in ((7, 2), (8, 1)):
+        book = told([100.0] * HOPS)
+        assert book.ratio(A, run) is None
+        book.add(A, run, TEN, compute_ms=10.0, claimed_ms=1.0, tokens=16)
+        assert book.ratio(A, run) is None
+        assert book.ratio(A, RUN) is None
 
 
 def test_short_answers_and_missing_claims_count_for_nothing() -> None:
-    assert told([100.0] * HOPS, tokens=7).ratio(A) is None
-    assert told([100.0] * HOPS, claimed_ms=0.0).ratio(A) is None
-    assert told([0.0] * HOPS).ratio(A) is None
+    assert told([100.0] * HOPS, tokens=7).ratio(A, RUN) is None
+    assert told([100.0] * HOPS, claimed_ms=0.0).ratio(A, RUN) is None
+    assert told([0.0] * HOPS).ratio(A, RUN) is None
 
 
 def test_the_election_counts_an_overclaimer_with_what_it_delivers() -> None:
