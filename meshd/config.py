@@ -117,7 +117,23 @@ def _device(text: str) -> str:
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    if "\0" in text:
+        raise ValueError(f"{text!r} is not a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~nobody/x
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+def is_there(path: Path, flag: str) -> bool:
+    """There is such a file. Raises LocalError naming the flag where this user may not even look."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise LocalError(f"{flag}: {path} cannot be looked at: {error.strerror or error}") from None
+    return True
 
 
 def _option(parse: Callable[[str], Any], default: Any, metavar: str, text: str) -> Any:
@@ -289,7 +305,12 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
         if required:
             raise UsageError(f"--config: no file {path}") from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except OSError as problem:
+        reason = f"{path} cannot be read: {problem.strerror or problem}"
+        if required:
+            raise UsageError(f"--config: {reason}") from None
+        raise LocalError(f"{reason}; choose another folder with --state-dir") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise UsageError(f"{path}: {problem}") from None
     unknown = sorted(set(table) - set(_FIELDS) - {"config"})
     if unknown:
@@ -300,7 +321,7 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
 def load(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
     """The settings of this start; ``--help`` prints and exits 0 as argparse does.
 
-    Raises UsageError, and LocalError for a key file that is not there."""
+    Raises UsageError, and LocalError for a key file that is not there and a state folder that cannot be read."""
     given = {key: _parse_value(key, raw, flag_of(key)) for key, raw in vars(_parser().parse_args(argv)).items()}
     env = {
         key: _parse_value(key, environ[f"MESHD_{key.upper()}"], f"MESHD_{key.upper()}")
@@ -315,7 +336,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config
 
 def settled(config: Config) -> Config:
     """Fill in what follows from the rest, and refuse what cannot be combined."""
-    keyed = config.mesh_key_path.exists()
+    keyed = is_there(config.mesh_key_path, "--mesh-key" if config.mesh_key is not None else "--state-dir")
     if config.mesh_key is not None and not keyed:
         raise LocalError(f"--mesh-key: no file {config.mesh_key}; make one with `meshd key new`")
     host = "0.0.0.0" if keyed else "127.0.0.1"

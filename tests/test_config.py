@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
 import pytest
 
+from meshd.cli import run
 from meshd.config import Config, load
 from meshd.errors import LocalError, UsageError
 from meshd.vocabulary import Endpoint, LayerRange
@@ -76,6 +78,56 @@ def test_a_key_file_that_is_not_there(env: dict[str, str]) -> None:
     with pytest.raises(LocalError, match=r"--mesh-key: .*meshd key new") as caught:
         load(["--mesh-key", "/nonexistent/key"], env)
     assert not isinstance(caught.value, UsageError)  # the flag is right, the device lacks the file
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [(0o644, "can be read by others"), (0o600, "is damaged"), (None, "it is a folder")]
+)
+def test_a_key_file_that_cannot_be_used_names_its_flag(
+    mode: int | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "k"
+    if mode is None:
+        key.mkdir()
+    else:
+        key.write_text("x")
+        key.chmod(mode)
+    argv = ["start", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0", "--no-mdns", "--state-dir", str(tmp_path / "s")]
+    assert run([*argv, "--mesh-key", str(key)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("meshd: --mesh-key: ")
+    assert words in said
+    assert ("chmod" in said) == (mode == 0o644)
+
+
+def test_a_state_folder_that_is_none_names_its_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        with pytest.raises(LocalError, match="--state-dir") as caught:
+            load([], {"MESHD_STATE_DIR": str(tmp_path / place)})
+        assert not isinstance(caught.value, UsageError)
+    with pytest.raises(UsageError, match=r"--config: .* cannot be read"):
+        load(["--config", str(tmp_path)], {"MESHD_STATE_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize("flag", ["--mesh-key", "--state-dir"])
+def test_a_folder_that_may_not_be_searched_names_the_flag(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may search any folder, so the refusal is played."""
+
+    def stat(path: Path, **_: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(LocalError, match=f"{flag}: {tmp_path}/[a-z.]* cannot be looked at: Permission denied"):
+        load([flag, str(tmp_path / "k" if flag == "--mesh-key" else tmp_path)], {})
+
+
+@pytest.mark.parametrize("text", ["~nobody.of.that.name/x", "a\0b"])
+def test_what_is_no_path_is_wrong_usage(text: str, env: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="--state-dir"):
+        load(["--state-dir", text], env)
 
 
 def test_unknown_key_and_wrong_value_in_the_file(env: dict[str, str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import base64
 import binascii
 import hashlib
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -159,6 +160,8 @@ def load(path: Path) -> KeyRing:
     """The ring in a file. Raises StateError naming the file and the cure."""
     try:
         mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise StateError(f"the mesh key {path} cannot be read: it is a folder", param="--mesh-key")
         if mode & 0o077:
             raise StateError(f"{path} can be read by others; run: chmod 600 {path}", param="--mesh-key")
         with path.open("rb") as file:
