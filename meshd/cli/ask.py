@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshd.cli.room import Url, connect
+from meshd.cli.room import Url, connect, text_of, typed
 from meshd.client import Piece
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")]
@@ -28,7 +28,8 @@ def ask(
     show_route: Annotated[bool, typer.Option("--show-route", help="Say afterwards who computed it.")] = False,
 ) -> None:
     """One answer, streamed. With several --url the answer goes on at another entry when one dies."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = typed(lambda stdin: stdin.read()) if prompt == "-" else text_of(prompt, "PROMPT")
+    system = text_of(system, "--system") if system else None
     body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     if raw:
         body["prompt"] = text
@@ -50,12 +51,12 @@ def chat(
     system: System = None,
 ) -> None:
     """A conversation. Ctrl-C stops the answer only; Ctrl-D or /quit ends, /new starts afresh."""
-    start: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    start = [{"role": "system", "content": text_of(system, "--system")}] if system else []
     messages = list(start)
     with connect(url) as room:
         while True:
             try:
-                said = input("> ").strip()
+                said = typed(lambda _: input("> ")).strip()
             except (EOFError, KeyboardInterrupt):
                 typer.echo()
                 return

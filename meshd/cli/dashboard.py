@@ -39,5 +39,5 @@ def dashboard(
 def _needs_key(base: str) -> bool:
     try:
         return httpx.get(f"{base}/status", timeout=_ANSWER_S, trust_env=False).status_code == Unauthorized.status
-    except httpx.HTTPError as error:
+    except httpx.RequestError as error:
         raise NoEntry(f"{base}: {error}; is a node running there? (`meshd start`, or --url)") from None

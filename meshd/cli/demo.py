@@ -20,7 +20,7 @@ from meshd.cli.chaos.schedule import Plan
 from meshd.cli.chaos.show import Show, summary
 from meshd.cli.local_room import LocalRoom
 from meshd.cli.models import ensure
-from meshd.cli.room import console
+from meshd.cli.room import console, text_of
 from meshd.errors import LocalError
 from meshd.vocabulary import LayerRange, ModelSpec
 
@@ -38,6 +38,7 @@ def demo(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest answer.")] = 64,
 ) -> None:
     """Start a room, ask it, ask again while a replica is killed in mid-answer, and compare."""
+    text_of(prompt, "--prompt")
     spec, store = ensure(model)
     with LocalRoom(model, store=store, common=["--threads", "1"]) as room:
         _start(room, spec, nodes)

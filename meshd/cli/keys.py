@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from meshd.cli.room import Json, StateDir, state_dir
+from meshd.cli.room import Json, StateDir, state_dir, typed
+from meshd.config import is_there
 from meshd.identity import mesh_key
 from meshd.identity.mesh_key import KeyRing, MeshKey
 
@@ -21,12 +22,17 @@ def _path(state: Path | None, given: Path | None) -> Path:
     return given or state_dir(state) / "mesh.key"
 
 
+def _with(path: Path, key: MeshKey) -> KeyRing:
+    """The ring of a file and this key; the key alone where there is no file yet."""
+    return mesh_key.load(path).add(key) if is_there(path, "--mesh-key") else KeyRing((key,))
+
+
 @app.command()
 def new(state: StateDir = None, file: MeshKeyFile = None) -> None:
     """Make a key, or add a further one to a ring (then `key use` it when every device has it). Prints the next device's line."""
     path = _path(state, file)
     key = MeshKey.generate()
-    mesh_key.save(path, mesh_key.load(path).add(key) if path.exists() else KeyRing((key,)))
+    mesh_key.save(path, _with(path, key))
     typer.echo("on each further device, run:", err=True)
     typer.echo(key.add_command())
 
@@ -64,13 +70,12 @@ def add(
     """Take another device's key: accepted at once, used first if it is the only one."""
     text = " ".join(line or ["-"])
     if text == "-":
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             typer.echo("paste the line and press Enter:", err=True)
-        text = sys.stdin.readline()
+        text = typed(lambda stdin: stdin.readline())
     key = MeshKey.parse(text)
     path = _path(state, file)
-    ring = mesh_key.load(path).add(key) if path.exists() else KeyRing((key,))
-    mesh_key.save(path, ring)
+    mesh_key.save(path, _with(path, key))
     typer.echo(f"{key.mesh_id()} added to {path}; running daemons read it within seconds")
 
 

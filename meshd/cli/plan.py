@@ -38,7 +38,7 @@ def elect(
     if capacity_mb is None:
         capacity_mb = measured_capacity_mb(psutil.virtual_memory().available / MB)
     settings = Settings()
-    with connect([seed], timeout_s=10) as room:
+    with connect([seed], timeout_s=10, flag="--seed") as room:
         spec = spec_of(room.get("/mesh/model"))
         document = room.get("/mesh/peers")
     devices = [*devices_of([document["self"], *document["peers"]], spec.digest), Device(_ME, capacity_mb, sane_ms(0))]

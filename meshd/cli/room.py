@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from meshd.client import DEFAULT_URL, Client
-from meshd.config import default_state_dir
+from meshd.client.over_httpx import is_sendable, not_an_address
+from meshd.config import default_state_dir, is_there
+from meshd.errors import StateError, UsageError
 from meshd.identity import mesh_key
 
 Url = Annotated[
@@ -37,27 +39,66 @@ notes = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 def state_dir(given: Path | None) -> Path:
     """The folder a command works on: the given one, MESHD_STATE_DIR, else the platform's."""
     told = given or os.environ.get("MESHD_STATE_DIR")
-    return Path(told).expanduser() if told else default_state_dir()
+    try:
+        return Path(told).expanduser() if told else default_state_dir()
+    except RuntimeError as error:  # ~nobody/x
+        raise UsageError(f"--state-dir: '{told}': {error}") from None
 
 
-def connect(urls: Iterable[str] | None, *, timeout_s: float = 60.0) -> Client:
+def connect(urls: Iterable[str] | None, *, timeout_s: float = 60.0, flag: str = "--url") -> Client:
     """A client for the room, with the key from MESHD_API_KEY or the mesh key of this device."""
-    return Client(urls_of(urls), key=api_key(state_dir(None)), timeout_s=timeout_s)
+    return Client(urls_of(urls, flag), key=api_key(state_dir(None)), timeout_s=timeout_s)
 
 
-def urls_of(given: Iterable[str] | None) -> list[str]:
-    """The addresses of ``--url``, each with its scheme."""
+def urls_of(given: Iterable[str] | None, flag: str = "--url") -> list[str]:
+    """The addresses of a flag, each with its scheme. Raises UsageError naming it."""
     found = [part for url in given or [] for part in url.replace(",", " ").split()] or [DEFAULT_URL]
-    return [url if "://" in url else f"http://{url}" for url in found]
+    urls = [url if "://" in url else f"http://{url}" for url in found]
+    for url in urls:
+        if wrong := not_an_address(url):
+            raise UsageError(f"{flag}: {wrong}")
+    return urls
 
 
 def api_key(state: Path) -> str | None:
-    """MESHD_API_KEY, else the key derived from the mesh key in the state folder, else none."""
-    given = os.environ.get("MESHD_API_KEY")
+    """MESHD_API_KEY, else the key derived from the mesh key in the state folder, else none. No message shows a key."""
+    given = os.environ.get("MESHD_API_KEY", "").strip()
+    if given and not is_sendable(given):
+        raise UsageError("MESHD_API_KEY holds a space, a line's end or another character that no key has")
     if given:
         return given
-    path = Path(os.environ.get("MESHD_MESH_KEY") or state / "mesh.key")
-    return mesh_key.load(path).api_key() if path.exists() else None
+    told = os.environ.get("MESHD_MESH_KEY")
+    path = Path(told or state / "mesh.key")
+    try:
+        found = is_there(path, "MESHD_MESH_KEY" if told else "--state-dir (MESHD_STATE_DIR)")
+        return mesh_key.load(path).api_key() if found else None
+    except StateError as error:  # its flag is not this command's
+        raise StateError(f"{error.message}; or give an API key in MESHD_API_KEY") from None
+
+
+# --- what people type -------------------------------------------------------------------------------------------------
+
+
+def text_of(given: str, what: str) -> str:
+    """Text that can be sent. Raises UsageError for bytes that are no UTF-8, which Python hands on as halves of characters."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not UTF-8 text") from None
+    return given
+
+
+def typed(read: Callable[[TextIO], str]) -> str:
+    """What ``read`` takes from standard input. Raises UsageError as `text_of`."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    try:
+        return text_of(read(sys.stdin), "standard input")
+    except UnicodeDecodeError:
+        raise UsageError("standard input is not UTF-8 text") from None
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
 
 
 def show(

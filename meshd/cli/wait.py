@@ -25,6 +25,8 @@ def wait(
         try:
             with connect(url, timeout_s=5) as room:
                 lacking = _lacking(room, ready=ready, nodes=nodes, replicas=replicas)
+        except LocalError:
+            raise  # of this device or its caller: no wait cures it
         except MeshdError as error:
             lacking = error.message
         if not lacking:
