@@ -21,7 +21,7 @@ from meshd.api.connection import Plan
 from meshd.api.events import stream_events
 from meshd.api.fields import Fields, read_json
 from meshd.api.guards import Guards, Right
-from meshd.api.limits import Budget, Limits
+from meshd.api.limits import Budget
 from meshd.api.message import Headers, Request, Response, Writer, error_response, json_response
 from meshd.api.node import Node
 from meshd.api.openai import CHAT, COMPLETION, answer_openai, model_json, models_json
@@ -63,18 +63,10 @@ class WrongMethod(MethodNotAllowed):
 class App:
     """The application that `HttpServer` serves."""
 
-    def __init__(
-        self,
-        node: Node,
-        guards: Guards | None = None,
-        *,
-        limits: Limits | None = None,
-        max_requests: int = MAX_REQUESTS,
-    ) -> None:
+    def __init__(self, node: Node, guards: Guards | None = None) -> None:
         self._node = node
         self.guards = guards or Guards()
-        self._body_bytes = (limits or Limits()).body_bytes
-        self._owned = Budget(max_requests, "requests")
+        self._owned = Budget(MAX_REQUESTS, "requests")
         self._streams = Budget(MAX_EVENT_STREAMS, "event streams")
         self._room = RoomView(node, lambda: self.in_flight)
         self._assets = assets()
@@ -131,7 +123,7 @@ class App:
         async def answer(request: Request, writer: Writer) -> Response | None:
             return await route.handler(replace(request, tenant=tenant), writer)
 
-        return Plan(route.body_bytes or self._body_bytes, answer, health=route.health, live=route.live)
+        return Plan(route.body_bytes, answer, health=route.health, live=route.live)
 
     def _find(self, head: Request) -> Route:
         path = _MODEL_PATH if head.path.startswith(_MODEL_PATH) else head.path

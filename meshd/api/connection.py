@@ -45,10 +45,10 @@ _CROWDED_HEADER_S = 2.0  # who has only a reserve place has its head ready
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the application will do with a request whose head it has seen. ``health``: answered even on a reserve place.
-    ``live``: never ends by itself, so a shutdown does not wait for it."""
+    """What the application will do with a request whose head it has seen. ``body_bytes`` None: the server's own limit.
+    ``health``: answered even on a reserve place. ``live``: never ends by itself, so a shutdown does not wait for it."""
 
-    body_bytes: int
+    body_bytes: int | None
     answer: Callable[[Request, Writer], Awaitable[Response | None]]
     health: bool = False
     live: bool = False
@@ -194,7 +194,8 @@ class Connection:
             self.crowded = False
             out.close = self._finishing
         with self._bodies.share() as share:
-            body = await self._read_body(plan.body_bytes, headers, share.grow)
+            limit = self._limits.body_bytes if plan.body_bytes is None else plan.body_bytes
+            body = await self._read_body(limit, headers, share.grow)
             await self._run_handler(plan, replace(request, body=body), out)
 
     # --- reading ------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def served(rig: Rig, *, guards: Guards | None = None, limits: Limits | None = No
     ready: Queue[tuple[HttpServer, trio.lowlevel.TrioToken] | BaseException] = Queue()
 
     async def main() -> None:
-        server = HttpServer(App(rig.node(), guards, limits=limits), await listen([LOOPBACK]), limits)
+        server = HttpServer(App(rig.node(), guards), await listen([LOOPBACK]), limits)
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run)
             ready.put((server, trio.lowlevel.current_trio_token()))

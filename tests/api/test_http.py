@@ -30,7 +30,6 @@ FAST = replace(SMALL, header_s=0.1, body_s=0.1, idle_s=0.1, write_s=0.1)
 class Echo:
     """Answers every request with what it was; ``/wait`` waits until it is cancelled; ``/stream`` sends for ever."""
 
-    limits: Limits
     requests: list[Request] = field(default_factory=list)
     entered: trio.Event = field(default_factory=trio.Event)
     cancelled: trio.Event = field(default_factory=trio.Event)
@@ -40,7 +39,7 @@ class Echo:
         if head.path == "/refuse":
             raise CallerError("refused from the head")
         live = head.path == "/live"
-        return Plan(self.limits.body_bytes, self.answer, health=head.path == "/healthz", live=live)
+        return Plan(None, self.answer, health=head.path == "/healthz", live=live)
 
     async def answer(self, request: Request, writer: Writer) -> Response | None:
         self.requests.append(request)
@@ -75,7 +74,7 @@ class Echo:
 
 @asynccontextmanager
 async def serving(limits: Limits = SMALL) -> AsyncIterator[tuple[HttpServer, Echo]]:
-    app = Echo(limits)
+    app = Echo()
     server = HttpServer(app, await listen([LOOPBACK]), limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
@@ -575,7 +574,7 @@ def test_an_address_of_another_device_is_refused() -> None:
 def test_ipv6() -> None:
     async def main() -> None:
         with trio.fail_after(10):
-            app = Echo(SMALL)
+            app = Echo()
             server = HttpServer(app, await listen([LOOPBACK, Endpoint("::1", 0)]), SMALL)
             async with trio.open_nursery() as nursery:
                 await nursery.start(server.run)
