@@ -7,15 +7,11 @@ the owner was heard of. Claims never count as held layers for a request.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from meshd.election.settings import Settings
-from meshd.errors import BadDatagram
-from meshd.vocabulary import LayerRange, NodeId, is_node_id
-
-_MAX_LAYER = 99_999  # the widest model name there is: hash:99999
+from meshd.vocabulary import LayerRange, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +25,6 @@ class Claim:
     layers: LayerRange | None
     moving: bool = False
     progress: float = 0.0
-
-    def wire(self) -> dict[str, Any]:
-        """Plain data for a rumour."""
-        return {
-            "node": self.node_id,
-            "epoch": self.epoch,
-            "generation": self.generation,
-            "digest": self.digest,
-            "range": self.layers.json() if self.layers else None,
-            "moving": self.moving,
-            "progress": self.progress,
-        }
-
-
-def claim_untrusted(data: object) -> Claim:
-    """Read `Claim.wire`. Raises BadDatagram."""
-    if not isinstance(data, Mapping):
-        raise BadDatagram("a claim is a map")
-    node, digest, moving = data.get("node"), data.get("digest"), data.get("moving", False)
-    numbers = data.get("epoch"), data.get("generation")
-    progress = data.get("progress", 0.0)
-    if not isinstance(node, str) or not is_node_id(node) or not isinstance(digest, str) or len(digest) > 128:
-        raise BadDatagram("a claim without a node or model")
-    if any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 63 for n in numbers):
-        raise BadDatagram("a claim without an epoch or generation")
-    if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0.0 <= progress <= 1.0:
-        raise BadDatagram("a claim with an odd progress")
-    if not isinstance(moving, bool):
-        raise BadDatagram("a claim with an odd flag")
-    epoch, generation = (int(n) for n in numbers if n is not None)
-    layers = range_untrusted(data.get("range"))
-    return Claim(NodeId(node), epoch, generation, digest, layers, moving, float(progress))
-
-
-def range_untrusted(data: object) -> LayerRange | None:
-    """Read `LayerRange.json`; None stays None. Raises BadDatagram."""
-    if data is None:
-        return None
-    if not isinstance(data, list | tuple) or len(data) != 2:
-        raise BadDatagram("a range is two numbers")
-    start, end = data
-    if any(isinstance(n, bool) or not isinstance(n, int) for n in (start, end)) or not 0 <= start < end <= _MAX_LAYER:
-        raise BadDatagram("a range is two numbers in order")
-    return LayerRange(start, end)
 
 
 @dataclass(slots=True)

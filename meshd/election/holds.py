@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshd.election.claims import range_untrusted
 from meshd.errors import BadFrame
 from meshd.vocabulary import LayerRange, NodeId
 
 _MAX_GRANTS = 64
+_MAX_LAYER = 99_999  # the widest model name there is: hash:99999
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,8 @@ class HoldAnswer:
 
 
 def hold_request_untrusted(data: Mapping[str, Any]) -> HoldRequest:
-    """Read `HoldRequest.wire`. Raises BadFrame or BadDatagram."""
-    layers = range_untrusted(data.get("range"))
-    if layers is None:
-        raise BadFrame("a hold request without a range")
-    return HoldRequest(_ask_id(data), layers)
+    """Read `HoldRequest.wire`. Raises BadFrame."""
+    return HoldRequest(_ask_id(data), _range(data))
 
 
 def hold_answer_untrusted(data: Mapping[str, Any]) -> HoldAnswer:
@@ -63,6 +60,16 @@ def _ask_id(data: Mapping[str, Any]) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise BadFrame("a hold message without its number")
     return value
+
+
+def _range(data: Mapping[str, Any]) -> LayerRange:
+    value = data.get("range")
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise BadFrame("a range is two numbers")
+    start, end = value
+    if any(isinstance(n, bool) or not isinstance(n, int) for n in value) or not 0 <= start < end <= _MAX_LAYER:
+        raise BadFrame("a range is two numbers in order")
+    return LayerRange(start, end)
 
 
 class Grants:

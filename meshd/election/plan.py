@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshd.election.capacity import Device, Sizes, capacity_for, sane_ms
-from meshd.election.coverage import counts, runs_at_most, throughput
+from meshd.election.coverage import counts, runs_at_most
 from meshd.election.elect import Decision, assign
 from meshd.election.settings import Settings
 from meshd.vocabulary import MB, LayerRange, ModelSpec, NodeId
@@ -30,14 +30,12 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``single``: layers that one device alone holds. ``passes_per_s``: what the slowest layer delivers by the given speeds,
-    where speed 1 is one layer a millisecond."""
+    """``single``: layers that one device alone holds."""
 
     seats: tuple[Seat, ...]
     missing: tuple[LayerRange, ...]
     single: tuple[LayerRange, ...]
     short_mb: int
-    passes_per_s: float
 
     @property
     def covered(self) -> bool:
@@ -69,11 +67,7 @@ def plan(
     replicas = counts(held, spec.num_layers)
     missing = runs_at_most(replicas, 0)
     single = runs_at_most([abs(count - 1) for count in replicas], 0)
-    rates = throughput(
-        [Device(devices[s.index].node_id, s.capacity_mb, devices[s.index].layer_ms, s.layers) for s in seats],
-        spec.num_layers,
-    )
-    return Plan(tuple(seats), tuple(missing), tuple(single), short_mb(sizes, missing, settings), min(rates) / 1e6)
+    return Plan(tuple(seats), tuple(missing), tuple(single), short_mb(sizes, missing, settings))
 
 
 def short_mb(sizes: Sizes, missing: Sequence[LayerRange], settings: Settings) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
-from meshd.election.claims import Claim, claim_untrusted
+from meshd.election.claims import Claim
 from meshd.election.coverage import counts
 from meshd.election.elector import AnswerHold, AskHold, Drop, Effect, Elector, Load, SendClaim
 from meshd.election.settings import Settings
@@ -203,7 +203,7 @@ class Room:
         for effect in effects:
             match effect:
                 case SendClaim(claim):
-                    self._spread(each, claim_untrusted(claim.wire()))
+                    self._spread(each, claim)
                 case Load(layers, beside, why):
                     self._load(each, layers, beside=beside, why=why)
                 case Drop(layers):
