@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshd.doctor.finding import Documents, Finding, at, shell, span
+from meshd.doctor.finding import Document, Documents, Finding, at, shell, span
 
 
 def findings(documents: Documents) -> Iterator[Finding]:
@@ -49,23 +49,48 @@ def _missing(documents: Documents) -> Iterator[Finding]:
     coming = {tuple(load["layers"]): load["name"] for load in hive.get("loading", ())}
     for gap in hive.get("missing", ()):
         takers = [name for layers, name in coming.items() if layers[0] <= gap[0] and gap[1] <= layers[1]]
-        remedy = (
-            f"{', '.join(takers)} is loading them: wait"
-            if takers
-            else "start a node for them on a device with room left"
-        )
-        command = shell("meshd", "wait", "--ready") if takers else _start(documents, span(gap))
         text = f"nobody serves layers {span(gap)}: no request can be answered"
-        yield Finding("missing_layers", "error", text, remedy, command, tuple(takers))
+        if takers:
+            remedy, command = f"{', '.join(takers)} is loading them: wait", shell("meshd", "wait", "--ready")
+            yield Finding("missing_layers", "error", text, remedy, command, tuple(takers))
+        elif drained := _drained(documents, [gap]):
+            yield Finding("missing_layers", "error", text, *_resume(drained))
+        else:
+            remedy = "start a node for them on a device with room left"
+            yield Finding("missing_layers", "error", text, remedy, _start(documents, span(gap)))
+
+
+def _drained(documents: Documents, ranges: Sequence[Sequence[int]]) -> list[Document]:
+    """Who holds some of these layers and takes no work: they are there, and need no second node."""
+    return [
+        peer
+        for peer in documents.serving
+        if peer["state"] == "draining"
+        and any(peer["layers"][0] < end and start < peer["layers"][1] for start, end in ranges)
+    ]
+
+
+def _resume(drained: Sequence[Document]) -> tuple[str, str, tuple[str, ...]]:
+    """Remedy, command and names for layers that drained nodes hold."""
+    names = tuple(str(peer["name"]) for peer in drained)
+    held = ", ".join(
+        f"{name} (drained) holds {span(peer['layers'])}" for name, peer in zip(names, drained, strict=True)
+    )
+    command = " && ".join(shell("meshd", "resume", *at(peer)) for peer in drained)
+    return f"{held}: let it take work again", command, names
 
 
 def _single(documents: Documents) -> Iterator[Finding]:
     for each in hangs_on(documents):
         layers = ", ".join(span(pair) for pair in each["layers"])
         text = f"layers {layers} hang on {each['name']} alone: when it dies, the room stops answering"
-        remedy = "start a second node for them on another device"
-        command = _start(documents, span(each["layers"][0]))
-        yield Finding("single_replica", "warning", text, remedy, command, (each["name"],))
+        if drained := _drained(documents, each["layers"]):
+            remedy, command, names = _resume(drained)
+            yield Finding("single_replica", "warning", text, remedy, command, (each["name"], *names))
+        else:
+            remedy = "start a second node for them on another device"
+            command = _start(documents, span(each["layers"][0]))
+            yield Finding("single_replica", "warning", text, remedy, command, (each["name"],))
 
 
 def _not_admitted(documents: Documents) -> Iterator[Finding]:

@@ -47,6 +47,18 @@ CASES: list[tuple[str, Callable[[], list[Finding]], str, tuple[str, ...]]] = [
         ("n4",),
     ),
     (
+        "missing_layers",
+        lambda: findings(changed(3, state="draining")[:4:3], of=MISSING),
+        "meshd resume --url http://10.0.0.4:8090",
+        ("n4",),
+    ),
+    (
+        "single_replica",
+        lambda: findings(changed(3, state="draining"), of=hive(single=[[15, 22, "n2"], [22, 30, "n2"]])),
+        "meshd resume --url http://10.0.0.4:8090",
+        ("n2", "n4"),
+    ),
+    (
         "single_replica",
         lambda: findings(of=hive(status="healthy (no redundancy)", single=[[15, 22, "n4"], [22, 30, "n4"]])),
         "meshd start --model tiny --layers 15..30 --join 10.0.0.1:8091",
