@@ -7,8 +7,9 @@ so a cancelled caller never tears a frame: `send` queues whole messages and wait
 
 Liveness here is about the connection: a link closes itself when its pings stay unanswered for `LinkTiming`'s silence. Whoever
 waits for an answer judges much sooner, by `last_heard`. A peer's own pings say nothing of what reaches it, so only what else it
-sends counts as heard: one that can still speak but hears nothing is silent. Silence is counted in pings sent and not in time
-passed, so a device that was suspended does not close its links on waking.
+sends counts as heard: one that can still speak but hears nothing is silent. Silence is counted in pings sent, none for more than
+its interval, and not in time passed, so a device that was suspended does not close its links on waking. What was borne while
+nobody watched does not count against whoever begins to.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ STUCK_S: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class LinkTiming:
-    """How often to ping and how long to bear silence, while watched and while idle."""
+    """How often to ping, while watched and while idle, and how long to bear silence: while watched, and in all."""
 
     watched_ping_s: float = 0.25
     idle_ping_s: float = 2.0
@@ -84,7 +85,7 @@ class PeerLink:
         self._pong: Mapping[str, Any] = {}
         self._watchers = 0
         self._dispatching = False
-        self._silence_s = 0.0
+        self._silence_s = self._watched_silence_s = 0.0
         self._nonce = 0
         self._sent_at: dict[int, float] = {}
         self._goaway: str | None = None
@@ -137,7 +138,6 @@ class PeerLink:
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
         self._watchers += 1
-        self._silence_s = 0.0
         self._hurry.unpark_all()
         try:
             yield
@@ -222,7 +222,7 @@ class PeerLink:
                 events = self.mux.receive_untrusted(raw)
                 if not events or not all(isinstance(event, Pinged) for event in events):
                     self._last_heard = trio.current_time()
-                    self._silence_s = 0.0
+                    self._silence_s = self._watched_silence_s = 0.0
                 self._dispatch(events)
         except BadFrame as error:
             self.close(f"bad frame: {error.message}")
@@ -246,19 +246,24 @@ class PeerLink:
             self._ping()
             watched = self._watchers > 0
             interval_s = self._timing.watched_ping_s if watched else self._timing.idle_ping_s
-            with trio.move_on_after(interval_s) as waited:
+            asked_at = trio.current_time()
+            with trio.move_on_after(interval_s):
                 await self._hurry.park()
-            if waited.cancelled_caught:
-                self._silence_s += interval_s
-            limit_s = self._timing.watched_silence_s if watched else self._timing.idle_silence_s
-            if self._silence_s > limit_s:
-                self.close("silent")
+            self._bear(min(interval_s, trio.current_time() - asked_at), watched=watched)
+
+    def _bear(self, silence_s: float, *, watched: bool) -> None:
+        """So long after a ping nothing came, as far as is known here: too long, and the link is closed."""
+        timing = self._timing
+        self._silence_s += silence_s
+        self._watched_silence_s += silence_s if watched else 0.0
+        if self._watched_silence_s > timing.watched_silence_s or self._silence_s > timing.idle_silence_s:
+            self.close("silent")
 
     def _ping(self) -> None:
         self._nonce += 1
         self._sent_at[self._nonce] = trio.current_time()
         if len(self._sent_at) > PINGS_KEPT:
-            del self._sent_at[min(self._sent_at)]
+            del self._sent_at[self._nonce - 1]  # never the oldest: by that `stuck` tells
         self.mux.ping(self._nonce)
         self.flush()
 
@@ -314,7 +319,8 @@ class PeerLink:
                 pass  # news of a stream that nobody here holds
 
     def _ponged(self, nonce: int, state: Mapping[str, Any]) -> None:
-        sent_at = self._sent_at.pop(nonce, None)
+        sent_at = self._sent_at.get(nonce)
+        self._sent_at = {later: at for later, at in self._sent_at.items() if later > nonce}
         if sent_at is not None:
             sample_ms = (trio.current_time() - sent_at) * 1000
             self._rtt_ms = sample_ms if self._rtt_ms is None else 0.75 * self._rtt_ms + 0.25 * sample_ms

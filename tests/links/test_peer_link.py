@@ -300,6 +300,65 @@ def test_a_peer_that_answers_no_ping_is_silent(watched: bool, least_s: float, mo
     run(test, mock_clock=True)
 
 
+@pytest.mark.parametrize("every_s", [0.05, 0.15, 0.5])
+def test_a_silent_link_is_stuck_and_then_closed_however_often_somebody_begins_to_watch(every_s: float) -> None:
+    """Each watch sends a ping at once: a link under load is judged as one that a single caller waits on."""
+
+    async def test() -> None:
+        left, _right = trio.testing.memory_stream_pair()
+        link = PeerLink(left, Multiplexer(dialler=True), B, accept=PeerStream.cancel)
+        start = trio.current_time()
+
+        async def watch_again_and_again() -> None:
+            while True:
+                async with link.watch():
+                    await trio.sleep(every_s)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            nursery.start_soon(watch_again_and_again)
+            await trio.sleep(1.9)
+            assert link.stuck(trio.current_time())
+            with trio.fail_after(20):
+                assert await link.closed() == "silent"
+            nursery.cancel_scope.cancel()
+        assert 9 < trio.current_time() - start < 12
+
+    run(test, mock_clock=True)
+
+
+def test_a_link_that_is_answered_is_not_stuck_however_often_somebody_begins_to_watch() -> None:
+    async def test() -> None:
+        async with ends() as pair:
+            for _ in range(200):
+                async with pair.dialler.watch():
+                    await trio.sleep(0.1)
+                assert not pair.dialler.stuck(trio.current_time())
+            assert pair.dialler.reason is None
+
+    run(test, mock_clock=True)
+
+
+def test_silence_that_nobody_watched_does_not_close_a_link_when_somebody_begins_to() -> None:
+    async def test() -> None:
+        left, right = trio.testing.memory_stream_pair()
+        link = PeerLink(left, Multiplexer(dialler=True), B, accept=PeerStream.cancel)
+        peer = Multiplexer(dialler=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            await trio.sleep(15)
+            async with link.watch():
+                await trio.sleep(5)
+                assert link.reason is None
+                peer.pong(1, {})
+                await right.send_all(peer.next_bytes())
+                await trio.sleep(9)
+                assert link.reason is None
+            nursery.cancel_scope.cancel()
+
+    run(test, mock_clock=True)
+
+
 def test_draining_lets_running_streams_finish_and_opens_no_more() -> None:
     go = trio.Event()
 
