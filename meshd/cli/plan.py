@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from meshd.cli.models import ensure
-from meshd.cli.room import Json, connect, console
-from meshd.election.capacity import Device, measured_capacity_mb, sane_ms
+from meshd.cli.room import Json, connect, console, everybody
+from meshd.election.capacity import MOST_MB, Device, measured_capacity_mb, sane_ms
 from meshd.election.elect import assign, smallest_layer_mb
 from meshd.election.plan import Plan
 from meshd.election.plan import plan as plan_room
@@ -27,7 +27,7 @@ _ME = NodeId("f" * 32)
 def elect(
     seed: Annotated[str, typer.Option("--seed", help="A live node's address.")],
     capacity_mb: Annotated[
-        int | None, typer.Option("--capacity-mb", min=0, help="MB (2^20); default: this device.")
+        int | None, typer.Option("--capacity-mb", min=0, max=MOST_MB, help="MB (2^20); default: this device.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -41,7 +41,7 @@ def elect(
     with connect([seed], timeout_s=10, flag="--seed") as room:
         spec = spec_of(room.get("/mesh/model"))
         document = room.get("/mesh/peers")
-    devices = [*devices_of([document["self"], *document["peers"]], spec.digest), Device(_ME, capacity_mb, sane_ms(0))]
+    devices = [*devices_of(everybody(document), spec.digest), Device(_ME, capacity_mb, sane_ms(0))]
     decision = assign(spec, devices, settings)[_ME]
     if decision.layers is None:
         need_mb = smallest_layer_mb(spec, settings)
@@ -63,12 +63,14 @@ def plan(
     speeds: Annotated[str, typer.Option("--speeds", help="Relative speeds, such as 1,1,2.")] = "",
     without: Annotated[int | None, typer.Option("--without", help="And what happens without node I (from 1)?")] = None,
     kv_reserve: Annotated[
-        float, typer.Option("--kv-reserve", min=0, max=0.9, help="Share of each figure that is kept for KV instead.")
+        float,
+        typer.Option("--kv-reserve", min=0, max=0.9, help="Share of each figure that is kept for KV instead."),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Who would hold what in a room that does not exist, what is missing, and what one device's loss would do."""
-    capacities, relative = _numbers("--nodes", nodes), _numbers("--speeds", speeds)
+    capacities = _numbers("--nodes", nodes, 0.0, MOST_MB)
+    relative = _numbers("--speeds", speeds, 1e-9, 1e9)
     if not capacities:
         raise UsageError("--nodes: no capacity given")
     if relative and len(relative) != len(capacities):
@@ -118,11 +120,15 @@ def devices_of(peers: Sequence[Mapping[str, Any]], digest: str) -> list[Device]:
     return found
 
 
-def _numbers(flag: str, text: str) -> list[float]:
+def _numbers(flag: str, text: str, low: float, high: float) -> list[float]:
     try:
-        return [float(part) for part in text.split(",") if part.strip()]
+        numbers = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise UsageError(f"{flag}: {text!r} is not a list of numbers such as 2400,8000") from None
+        raise UsageError(f"{flag}: {text[:200]!r} is not a list of numbers such as 2400,8000") from None
+    for number in numbers:
+        if not low <= number <= high:  # false for nan too
+            raise UsageError(f"{flag}: {number:g} is not between {low:g} and {high:g}")
+    return numbers
 
 
 def _document(spec: ModelSpec, found: Plan) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -74,6 +74,11 @@ def api_key(state: Path) -> str | None:
         return mesh_key.load(path).api_key() if found else None
     except StateError as error:  # its flag is not this command's
         raise StateError(f"{error.message}; or give an API key in MESHD_API_KEY") from None
+
+
+def everybody(peers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The nodes of ``/mesh/peers``, the one that was asked first; while it starts it is not yet among them."""
+    return [peer for peer in (peers["self"], *peers["peers"]) if peer is not None]
 
 
 # --- what people type -------------------------------------------------------------------------------------------------

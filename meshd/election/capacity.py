@@ -2,7 +2,7 @@
 
 Owns the arithmetic from a capacity in MB (2**20 bytes, for weights and KV, without the runtime) to the widest range that
 fits at some layer. Embedding counts with layer 0, norm and head with the last layer (`ModelSpec.weight_bytes`). Capacities
-that are not finite or not positive hold nothing; they are data from other devices and must not stop an election.
+that are not positive, or beyond any device, hold nothing; they are data from other devices and must not stop an election.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from meshd.errors import DoesNotFit
 from meshd.vocabulary import MB, Advert, LayerRange, ModelSpec, NodeId
 
 RUNTIME_MB: Final = 330  # an engine worker before its first layer (measured: torch and transformers, CPU)
+MOST_MB: Final = 1 << 40  # an exabyte: who claims more has not measured
 HEADROOM_MB: Final = 256  # what the rest of the device keeps
 _UNKNOWN_LAYER_MS: Final = 5.0
 
@@ -75,7 +76,7 @@ def check_fit(spec: ModelSpec, layers: LayerRange, capacity_mb: float, settings:
 
 def sane_mb(capacity_mb: float) -> float:
     """A claimed capacity that can be counted with; a nonsensical one counts as none."""
-    return capacity_mb if math.isfinite(capacity_mb) and capacity_mb > 0 else 0.0
+    return capacity_mb if 0 < capacity_mb <= MOST_MB else 0.0
 
 
 def sane_ms(layer_ms: float) -> float:
