@@ -29,7 +29,7 @@ def drain(
 
 def _running(status: Mapping[str, Any]) -> str:
     """What the node has not handed over yet."""
-    kinds = {"requests that it answers": status["owned"], "sessions through its layers": status["relayed"]}
+    kinds = {"requests that it answers": status.get("owned"), "sessions through its layers": status.get("relayed")}
     return " and ".join(f"{count} {what}" for what, count in kinds.items() if count)
 
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from meshd.cli.room import Url, connect, text_of, typed
 from meshd.client import Piece
 
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = greedy.")]
+# What every node takes: a value outside is the caller's, whichever node there is (tests/cli/test_usage.py compares).
+MAX_TOKENS: Final = 1_000_000
+MAX_TEMPERATURE: Final = 10.0
+MAX_SEED: Final = 2**63 - 1
+
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Longest answer in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, max=MAX_TEMPERATURE, help="0 = greedy.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=-MAX_SEED - 1, max=MAX_SEED, help="The same seed draws the same tokens."),
+]
 System = Annotated[str | None, typer.Option("--system", help="A system message in front.")]
 
 
@@ -23,7 +32,7 @@ def ask(
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     system: System = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed draws the same tokens.")] = None,
+    seed: Seed = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template: continue the text as it stands.")] = False,
     show_route: Annotated[bool, typer.Option("--show-route", help="Say afterwards who computed it.")] = False,
 ) -> None:

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from meshd.cli.room import Json, Url, connect, console
+from meshd.cli.ask import MAX_TOKENS
+from meshd.cli.room import Json, Url, connect, console, everybody
 from meshd.client import Client
 from meshd.errors import MeshdError, UsageError
 
@@ -38,7 +39,7 @@ def bench(
     url: Url = None,
     concurrency: Annotated[str, typer.Option("--concurrency", help="Clients at once, such as 1,2,4,8.")] = "1,2,4,8",
     requests: Annotated[int, typer.Option("--requests", min=1, help="Requests of each client.")] = 3,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of each answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, max=MAX_TOKENS, help="Tokens of each answer.")] = 64,
     as_json: Json = False,
 ) -> None:
     """Cold and warm latency, first token, tokens/s alone and together, and the speed-up of many clients over one."""
@@ -63,11 +64,11 @@ def bench(
 
 def label_of(peers: Mapping[str, Any], hive: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured: model, dtype, nodes and the power state."""
-    everybody = [peers["self"], *peers["peers"]]
-    mains = [peer["status"].get("on_ac") for peer in everybody if peer["state"] == "alive" and peer.get("status")]
+    nodes = everybody(peers)
+    mains = [peer["status"].get("on_ac") for peer in nodes if peer["state"] == "alive" and peer.get("status")]
     known = {value for value in mains if value is not None}
     power = "mixed" if len(known) > 1 else "battery" if known == {False} else "mains"
-    dtypes = sorted({peer["dtype"] for peer in everybody if peer["layers"] and peer["dtype"]})
+    dtypes = sorted({peer["dtype"] for peer in nodes if peer["layers"] and peer["dtype"]})
     return {"model": hive["model"], "dtype": "+".join(dtypes), "nodes": hive["nodes"], "power": power}
 
 

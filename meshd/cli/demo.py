@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -24,13 +24,20 @@ from meshd.cli.room import console, text_of
 from meshd.errors import LocalError
 from meshd.vocabulary import LayerRange, ModelSpec
 
+MAX_CHAOS_S: Final = 30 * 86400.0
 DEFAULT_PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
 
 
 def demo(
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="How many daemons.")] = 4,
     chaos: Annotated[
-        float, typer.Option("--chaos", min=0, help="Seconds of random kills, freezes and (as root) cuts.")
+        float,
+        typer.Option(
+            "--chaos",
+            min=0,
+            max=MAX_CHAOS_S,
+            help="Seconds of random kills, freezes and (as root) cuts.",
+        ),
     ] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the room running and say what to try.")] = False,
     prompt: Annotated[str, typer.Option("--prompt", help="What to ask.")] = DEFAULT_PROMPT,

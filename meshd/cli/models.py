@@ -61,7 +61,7 @@ def remove(
     state: StateDir = None,
 ) -> None:
     """Forget a model and free its disk."""
-    freed = ModelStore.under(state_dir(state)).remove(name)
+    freed = ModelStore.under(state_dir(state)).remove(qspec.checked_name(name))
     typer.echo(f"removed {name}: {freed // MB} MB freed")
 
 
