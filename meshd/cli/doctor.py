@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshd.cli.room import Json, Url, connect, console
+from meshd.cli.tables import headline
 from meshd.doctor.diagnosis import diagnose
 from meshd.doctor.finding import Documents, Finding, Probe, span
 from meshd.doctor.layers import hangs_on
@@ -66,7 +67,7 @@ def doctor(
 
 def shown(hive: Mapping[str, Any], found: Iterable[Finding], hanging: Iterable[Mapping[str, Any]]) -> RenderableType:
     """A block a finding, then what would be gone without each node."""
-    lines: list[RenderableType] = [Text(f"{hive['model'] or 'no model'}: {hive['status']}", style="bold")]
+    lines: list[RenderableType] = [headline(hive)]
     for finding in found:
         lines.append(Text(f"\n{finding.severity}: {finding.text}", style=_STYLE[finding.severity]))
         lines.append(Text(f"  {finding.remedy}"))

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshd.cli.room import Json, Url, Watch, connect, show
+from meshd.cli.room import Json, Url, Watch, connect, everybody, show
 
 _STATE_STYLE = {"alive": "green", "suspect": "yellow", "draining": "cyan", "dead": "red", "left": "dim"}
 HEALTHY, NO_REDUNDANCY, BROKEN = 0, 3, 4
@@ -63,16 +63,16 @@ def peers_table(document: Mapping[str, Any]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "state", "role", "layers", "admitted", "heard", "rtt", "queue", "tok/s", "free", "address"):
         table.add_column(heading, no_wrap=True)
-    for i, peer in enumerate([document["self"], *document["peers"]]):
-        health = peer.get("status") or {}
+    for peer in everybody(document):
+        health, is_asked = peer.get("status") or {}, peer is document["self"]
         admitted = {True: "yes", False: f"no: {peer.get('admission') or ''}", None: "not yet"}[peer.get("admitted")]
         table.add_row(
-            peer["name"] + (" (this node)" if i == 0 else ""),
+            peer["name"] + (" (this node)" if is_asked else ""),
             Text(peer["state"], style=_STATE_STYLE.get(peer["state"], "")),
             peer["role"],
             _layers(peer["layers"]),
             "-" if peer["layers"] is None else admitted,
-            "" if i == 0 or peer["last_heard_s"] is None else f"{peer['last_heard_s']:.1f} s",
+            "" if is_asked or peer["last_heard_s"] is None else f"{peer['last_heard_s']:.1f} s",
             "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms",
             str(health.get("queue_depth", "")) + (" jammed" if health.get("jammed") else ""),
             f"{health.get('tokens_per_s', 0):.1f}",
@@ -82,9 +82,13 @@ def peers_table(document: Mapping[str, Any]) -> RenderableType:
     return table
 
 
+def headline(hive: Mapping[str, Any]) -> Text:
+    """Model and status; a room without a model has but a status, which says so."""
+    return Text(f"{hive['model']}: {hive['status']}" if hive["model"] else str(hive["status"]), style="bold")
+
+
 def hive_table(document: Mapping[str, Any]) -> RenderableType:
     """The status in words, a bar a stage, and a line for whatever is wrong."""
-    head = Text(f"{document['model'] or 'no model'}: {document['status']}", style="bold")
     table = Table(box=None, pad_edge=False)
     for heading in ("layers", "replicas"):
         table.add_column(heading)
@@ -97,7 +101,7 @@ def hive_table(document: Mapping[str, Any]) -> RenderableType:
     ]
     notes += [f"{refused['name']} not admitted: {refused['reason']}" for refused in document["not_admitted"]]
     notes += [f"{name} jammed" for name in document["jammed"]]
-    return Group(head, table, *map(Text, notes))
+    return Group(headline(document), table, *map(Text, notes))
 
 
 def routes_table(document: Mapping[str, Any]) -> RenderableType:

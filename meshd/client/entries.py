@@ -20,7 +20,15 @@ _ELSEWHERE: Final = frozenset(
 
 _PEER: Final = {"name": str, "state": str}
 _PEERS: Final = {"self": (_PEER, None), "peers": [_PEER]}
-_HIVE: Final = {"status": str, "nodes": int, "min_replicas": int, "stages": [list], "missing": [list], "single": [list]}
+_HIVE: Final = {
+    "model": (str, None),
+    "status": str,
+    "nodes": int,
+    "min_replicas": int,
+    **{key: [list] for key in ("stages", "missing", "single")},
+    **{key: [dict] for key in ("loading", "not_admitted")},
+    "jammed": [str],
+}
 _STATE: Final = {"state": str}
 _SHAPES: Final[Mapping[str, Any]] = {
     "/mesh/peers": _PEERS,
