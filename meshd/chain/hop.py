@@ -202,7 +202,10 @@ class HopSession:
 
     def log_read(self, ticket: int, rows: bytes) -> list[Effect]:
         """The log had the rows: they travel as fills."""
-        need, source = self._reads.pop(ticket)
+        asked = self._reads.pop(ticket, None)
+        if asked is None:
+            return []
+        need, source = asked
         size = len(rows) // (need.upto - need.have)
         return [
             Send(source, Fill(need.session, need.attempt, need.seq, need.layers, start, n, rows[a : a + n * size]))
@@ -213,13 +216,22 @@ class HopSession:
 
     def log_missing(self, ticket: int, have: int, now: float) -> list[Effect]:
         """The log ended at ``have`` (evicted): fill it from upstream, then answer."""
-        need, source = self._reads.pop(ticket)
+        asked = self._reads.pop(ticket, None)
+        if asked is None:
+            return []
+        need, source = asked
         if len(self._owed) < MAX_OWED:
             self._owed.append((need, source))
         if self._running:
             return []  # its outcome says where the log really ends
         self._holding.lost(have)
         return self._settle_owed(now)
+
+    def log_failed(self, ticket: int, why: Why, detail: str) -> list[Effect]:
+        """The log cannot be read. That says nothing of what is held, and filling it anew would end here again and again:
+        the attempt that wants the rows has to do without this hop."""
+        asked = self._reads.pop(ticket, None)
+        return [] if asked is None else [self._lost(asked[0].attempt, why, detail)]
 
     # --- the world ----------------------------------------------------------------------------------------------------
 

@@ -155,8 +155,8 @@ class Hops:
                 effects = hop.failed(job.ticket, outcome.why, outcome.detail, now)
             case Missing():
                 effects = hop.log_missing(job.ticket, outcome.have, now)
-            case Failed():  # a log that cannot be read is an empty one
-                effects = hop.log_missing(job.ticket, 0, now)
+            case Failed():
+                effects = hop.log_failed(job.ticket, outcome.why, outcome.detail)
         return effects
 
     def unreachable(self, session: SessionId, node: NodeId, why: Why, attempt: int | None = None) -> list[Effect]:

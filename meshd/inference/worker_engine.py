@@ -36,6 +36,8 @@ _MODULE: Final = "meshd.inference.worker"
 _STALLED_S: Final = 300.0  # loading makes progress or has failed: one tensor never takes that long to page in
 _ELEMENT_BYTES: Final = {"int8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _MAX_DROPS: Final = 1024
+_PIECE_BYTES: Final = 16 * MB  # of a boundary log in one message
+_WIDEST_BYTES: Final = 4  # of a value in such a row
 _DYING_S: Final = 1.0
 _SILENT_MS: Final = 1000.0
 _TIMING: Final = LinkTiming(idle_ping_s=0.25, idle_silence_s=30.0)
@@ -222,8 +224,13 @@ class WorkerEngine:
         return reply
 
     async def boundary(self, session: SessionId, layers: LayerRange, start: int, end: int) -> bytes:
-        head = {"session": session, "layers": layers.json(), "start": start, "end": end}
-        return (await self._call(Message(codec.BOUNDARY, head))).body
+        """Read in pieces: the rows of a long prompt are more than one message may hold."""
+        step = max(1, _PIECE_BYTES // (self._info.spec.hidden_size * _WIDEST_BYTES))
+        rows = bytearray()
+        for at in range(start, max(end, start + 1), step):
+            head = {"session": session, "layers": layers.json(), "start": at, "end": min(end, at + step)}
+            rows += (await self._call(Message(codec.BOUNDARY, head))).body
+        return bytes(rows)
 
     async def forward(self, layers: LayerRange, rows: bytes, n: int) -> bytes:
         return (await self._call(Message(codec.FORWARD, {"layers": layers.json(), "n": n}, rows))).body

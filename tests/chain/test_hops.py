@@ -156,6 +156,18 @@ def test_a_log_that_is_too_short_is_filled_from_upstream() -> None:
     assert isinstance(fill, Fill)
 
 
+def test_a_log_that_cannot_be_read_costs_the_attempt_that_wants_it_and_nothing_that_is_held() -> None:
+    """It is not an empty one: filled from upstream it would fail again, for ever."""
+    table = hops()
+    table.settle(compute(table.receive(STEP, A, 0.0)), Ran(rows=b"y" * 48), 0.0)
+    (read,) = table.receive(Need(SESSION, 5, 9, LayerRange(8, 12), MIDDLE, 0, 3), C, 0.0)
+    assert isinstance(read, ReadLog)
+    ((to, lost),) = sent(table.settle(read, Failed(Why.ENGINE, "too long"), 0.0))
+    assert (to, lost) == (ENTRY, Lost(SESSION, 5, B, MIDDLE, Why.ENGINE, "too long"))
+    assert table.settle(read, Failed(Why.ENGINE, "too long"), 0.0) == []
+    assert compute(table.receive(changed(STEP, seq=2, start=3, n=1), A, 0.0)).run.start == 3
+
+
 def test_preparing_does_not_touch_the_running_session() -> None:
     table = hops()
     table.settle(compute(table.receive(STEP, A, 0.0)), Ran(rows=b"y" * 48), 0.0)
