@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,7 +64,8 @@ class _Want:
 class HopSession:
     """State and rules of one (session, layers)."""
 
-    def __init__(self, self_id: NodeId, step: Step, source: NodeId) -> None:
+    def __init__(self, self_id: NodeId, step: Step, source: NodeId, tickets: Iterator[int]) -> None:
+        """``tickets`` gives no number twice at this node: an answer to the hop that a session had before is none to this."""
         self.session = step.session
         self.layers = step.layers
         self.entry = step.plan.entry
@@ -82,7 +84,7 @@ class HopSession:
         self._want: _Want | None = None
         self._owed: list[tuple[Need, NodeId]] = []
         self._reads: dict[int, tuple[Need, NodeId]] = {}
-        self._ticket = 0
+        self._tickets = tickets
         self._filled = 0
         self._told: tuple[int, NodeId] | None = None
 
@@ -338,9 +340,9 @@ class HopSession:
         return self._start(fill, run)
 
     def _start(self, item: _Queued | Fill, run: Run) -> Compute:
-        self._ticket += 1
-        self._running = (self._ticket, item)
-        return Compute(self.session, self.layers, self._ticket, run)
+        ticket = next(self._tickets)
+        self._running = (ticket, item)
+        return Compute(self.session, self.layers, ticket, run)
 
     def _finished(self, ticket: int) -> _Queued | Fill | None:
         if self._running is None or self._running[0] != ticket:
@@ -401,9 +403,9 @@ class HopSession:
         return [Send(want.source, need)]
 
     def _read(self, need: Need, source: NodeId) -> ReadLog:
-        self._ticket += 1
-        self._reads[self._ticket] = (need, source)
-        return ReadLog(self.session, self.layers, self._ticket, need.have, need.upto)
+        ticket = next(self._tickets)
+        self._reads[ticket] = (need, source)
+        return ReadLog(self.session, self.layers, ticket, need.have, need.upto)
 
     def _settle_owed(self, now: float) -> list[Effect]:
         """Answer the needs that can be answered now; ask upstream for the rest."""

@@ -7,6 +7,7 @@ ones are kept a while so that a message which was still under way does not bring
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ class Hops:
         self.computing = 0
         self._max_sessions = max_sessions
         self._max_computing = max_computing
+        self._tickets = itertools.count(1)
         self._rooms: dict[SessionId, _Room] = {}
         self._ended: OrderedDict[SessionId, int] = OrderedDict()
 
@@ -230,7 +232,7 @@ class Hops:
             return []
         hop = room.hops.get(step.layers)
         if hop is None:
-            hop = room.hops[step.layers] = HopSession(self.self_id, step, source)
+            hop = room.hops[step.layers] = HopSession(self.self_id, step, source, self._tickets)
             hop.begun(room.begun.pop(step.layers, 0))
         hop.windows = self.held is not None and self.held.windows
         return hop.step(step, source, now)

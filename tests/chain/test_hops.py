@@ -8,7 +8,7 @@ from meshd.chain.attempts import pack_ids
 from meshd.chain.effects import Compute, Forget, ReadLog, Send
 from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hop import NEED_AGAIN_S
-from meshd.chain.hops import ORPHAN_S, SILENCE_S, Failed, Held, Hops, Missing, Rows
+from meshd.chain.hops import ORPHAN_S, SILENCE_S, Failed, Held, Hops, Missing, Outcome, Rows
 from meshd.chain.messages import Ask, End, Fill, Lost, Need, Phase, Progress, Reply, Step, Why
 from meshd.inference.engine import Choice, Ran, Sampling
 from meshd.vocabulary import Hop, LayerRange, NodeId, SessionId
@@ -166,6 +166,28 @@ def test_a_log_that_cannot_be_read_costs_the_attempt_that_wants_it_and_nothing_t
     assert (to, lost) == (ENTRY, Lost(SESSION, 5, B, MIDDLE, Why.ENGINE, "too long"))
     assert table.settle(read, Failed(Why.ENGINE, "too long"), 0.0) == []
     assert compute(table.receive(changed(STEP, seq=2, start=3, n=1), A, 0.0)).run.start == 3
+
+
+@pytest.mark.parametrize(
+    "late", [Rows(b"o" * 48), Missing(0), Failed(Why.ENGINE)], ids=lambda late: type(late).__name__
+)
+def test_an_answer_to_a_session_that_was_forgotten_is_none_to_the_one_that_came_after(late: Outcome) -> None:
+    need = Need(SESSION, 1, 1, LayerRange(8, 12), MIDDLE, 0, 3)
+    table = hops()
+    table.settle(compute(table.receive(STEP, A, 0.0)), Ran(rows=b"y" * 48), 0.0)
+    (old,) = table.receive(need, C, 0.0)
+    assert isinstance(old, ReadLog)
+    (gone,) = table.tick(SILENCE_S)
+    assert isinstance(gone, Forget)
+    job = compute(table.receive(STEP, A, SILENCE_S))
+    assert table.settle(old, late, SILENCE_S) == []
+    table.settle(job, Ran(rows=b"n" * 48), SILENCE_S)
+    (new,) = table.receive(need, C, SILENCE_S)
+    assert isinstance(new, ReadLog)
+    assert table.settle(old, late, SILENCE_S) == []
+    ((_, fill),) = sent(table.settle(new, Rows(b"n" * 48), SILENCE_S))
+    assert isinstance(fill, Fill)
+    assert fill.rows == b"n" * 48
 
 
 def test_preparing_does_not_touch_the_running_session() -> None:
