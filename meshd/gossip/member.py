@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from meshd.directory import Member
+from meshd.errors import BadDatagram
 from meshd.gossip import advert_wire, wire
 from meshd.gossip.membership import Belief, Rank
 from meshd.gossip.statement import short_hash
@@ -72,12 +73,15 @@ class Record:
         return list(dict.fromkeys((*((self.source,) if self.source else ()), *advertised)))
 
     def take_blob(self, blob: bytes) -> bool:
-        """Keep an advert if the newest statement names it. Raises BadDatagram."""
+        """Keep an advert if the newest statement names it and it can be read; else nothing changes."""
         statement = self.belief.statement
         if statement is None or short_hash(blob) != statement.advert_hash:
             return False
-        self.blob = blob
-        self.advert = advert_wire.decode_untrusted(blob, self.node_id, statement.epoch, statement.incarnation)
+        try:
+            advert = advert_wire.decode_untrusted(blob, self.node_id, statement.epoch, statement.incarnation)
+        except BadDatagram:
+            return False
+        self.advert, self.blob = advert, blob
         return True
 
     @property

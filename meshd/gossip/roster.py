@@ -45,7 +45,8 @@ class Roster:
     # --- statements
 
     def learn_untrusted(self, word: Word, now: float, *, via: str = "gossip") -> Record | None:
-        """Merge what a node says of itself, from whomever. Returns its record. Raises BadDatagram."""
+        """Merge what a node says of itself, from whomever. Returns its record. Raises BadDatagram; nothing has changed then. An advert that
+        cannot be read is not known; the statement counts all the same, for its owner signed it."""
         record = self._newest.get(word.statement)
         if record is not None and (word.advert is None or not record.wants_advert):
             return record
@@ -87,8 +88,8 @@ class Roster:
     def _stated(self, record: Record, word: Word) -> None:
         self._newest[word.statement] = record
         blob = word.advert if word.advert is not None else record.blob
-        if blob is not None:
-            record.take_blob(blob)
+        if blob is not None and not record.take_blob(blob):
+            word = Word(word.statement)
         self._room.rumours.drop(record.node_id)
         self._room.rumours.add(record.node_id, "word", wire.pack_word(word))
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from meshd.errors import BadDatagram
-from meshd.gossip import health_wire, wire
+from meshd.gossip import health_wire, statement, wire
 from meshd.gossip.core import GossipCore
 from meshd.gossip.effects import Changed, Check, Effect, Event, Exchange, Send
 from meshd.gossip.settings import GossipSettings
@@ -397,3 +397,21 @@ def test_progress_that_waited_is_newer_than_a_refutation() -> None:
     while c.advert.loading is not None and c.advert.loading.progress < 0.5:
         c.tick(c.deadline())
     assert c.advert.incarnation > refuted.incarnation
+
+
+def test_a_statement_counts_though_its_advert_cannot_be_read() -> None:
+    """What its owner signed must not be believed by halves: one that left leaves the ring, and is forgotten in the end."""
+    c = met(1, 2)
+    blob = msgpack.packb({"n": "no name"})
+    gone = statement.make(node_id(1), 1, 1, statement.short_hash(blob), left=True, sign=fake_sign(node_id(1)))
+    news = wire.assemble(Kind.NEWS, seq=0, digest=gone.digest, rumours=[wire.pack_word(Word(gone.encoded, blob))])
+    assert events(c.receive(news, node_id(1), endpoint(1), 1.0)) == [("left", node_id(1))]
+    assert events(c.receive(news, node_id(1), endpoint(1), 1.1)) == []
+    assert c.state_of(node_id(1)) is NodeStatus.LEFT
+    assert c.live_peers == 1
+    while c.deadline() < SETTINGS.tombstone_s + 2.0:
+        now = c.deadline()
+        told = [r for _, d in sent(c.tick(now)) for r in d.rumours if isinstance(r, Word)]
+        assert all(r.advert is None for r in told if r.statement == gone.encoded)
+        c.heard(node_id(2), now)
+    assert c.state_of(node_id(1)) is None
