@@ -1,16 +1,20 @@
 """``meshd bench``: what a room does for its clients, measured from outside.
 
 Rows are labelled cold (the first request of a prompt) or warm, with model, dtype, nodes, route and the power state of the room
-(on mains, on battery, or mixed: laptops slow down on battery, and a figure without that is half a figure).
+(on mains, on battery, mixed, or unknown where no device knows: laptops slow down on battery, and a figure without that is half
+a figure). Rows with several clients are compared with one client under the same clock.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -35,6 +39,19 @@ class Sample:
     route: str
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of some clients' requests in ``wall_s``."""
+
+    samples: Sequence[Sample]
+    failed: int
+    wall_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(sample.tokens for sample in self.samples) / self.wall_s if self.wall_s else 0.0
+
+
 def bench(
     url: Url = None,
     concurrency: Annotated[str, typer.Option("--concurrency", help="Clients at once, such as 1,2,4,8.")] = "1,2,4,8",
@@ -46,14 +63,17 @@ def bench(
     levels = _levels(concurrency)
     with connect(url) as room:
         label = label_of(room.get("/mesh/peers"), room.get("/mesh/hive"))
-        cold = _ask(room, 0, max_tokens)
-        warm = [_ask(room, 0, max_tokens) for _ in range(requests)]
-    rows = [_row(label, "cold", 1, [cold], cold.total_s), _row(label, "warm", 1, warm, sum(s.total_s for s in warm))]
-    alone = rows[-1]["tokens_per_s"]
+        first = random.SystemRandom().randrange(1 << 20)  # not the prompts of an earlier run, which the room may know
+        cold = _ask(room, first, max_tokens)
+    alone = _together(url, first, 1, requests, max_tokens)
+    rows = [
+        _row(label, "cold", 1, Measured([cold], 0, cold.total_s)),
+        {**_row(label, "warm", 1, alone), "failed": alone.failed},
+    ]
     for clients in levels:
-        samples, failed, wall_s = _together(url, clients, requests, max_tokens)
-        row = _row(label, "warm", clients, samples, wall_s)
-        rows.append({**row, "failed": failed, "speed_up": round(row["tokens_per_s"] / alone, 2) if alone else None})
+        several = alone if clients == 1 else _together(url, first + 1, clients, requests, max_tokens)
+        speed_up = round(several.tokens_per_s / alone.tokens_per_s, 2) if alone.tokens_per_s else None
+        rows.append({**_row(label, "warm", clients, several), "failed": several.failed, "speed_up": speed_up})
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -67,7 +87,7 @@ def label_of(peers: Mapping[str, Any], hive: Mapping[str, Any]) -> dict[str, Any
     nodes = everybody(peers)
     mains = [peer["status"].get("on_ac") for peer in nodes if peer["state"] == "alive" and peer.get("status")]
     known = {value for value in mains if value is not None}
-    power = "mixed" if len(known) > 1 else "battery" if known == {False} else "mains"
+    power = "mixed" if len(known) > 1 else "battery" if known == {False} else "mains" if known else "unknown"
     dtypes = sorted({peer["dtype"] for peer in nodes if peer["layers"] and peer["dtype"]})
     return {"model": hive["model"], "dtype": "+".join(dtypes), "nodes": hive["nodes"], "power": power}
 
@@ -93,32 +113,37 @@ def _ask(room: Client, number: int, max_tokens: int) -> Sample:
     return Sample(first_s, time.monotonic() - began, len((final or {}).get("tokens", ())), route)
 
 
-def _together(
-    urls: Sequence[str] | None, clients: int, requests: int, max_tokens: int
-) -> tuple[list[Sample], int, float]:
-    """So many clients at once, each its own prompt: samples, failures, seconds for all of it."""
+def _together(urls: Sequence[str] | None, first: int, clients: int, requests: int, max_tokens: int) -> Measured:
+    """So many clients at once, each with a prompt of its own that the room knows already.
+
+    The clock runs from the moment when all of them are ready to the last answer: making a client takes as long as a short
+    answer, and one client alone would seem slower than it is."""
+    began: list[float] = []
     samples: list[Sample] = []
     failures: list[str] = []
+    ready = threading.Barrier(clients, action=lambda: began.append(time.monotonic()))
 
-    def client(number: int) -> None:
-        with connect(urls) as room:
-            for _ in range(requests):
-                try:
-                    samples.append(_ask(room, number, max_tokens))
-                except MeshdError as error:
-                    failures.append(error.message)
+    def client(room: Client, number: int) -> None:
+        try:
+            with suppress(MeshdError):  # what is wrong will be said of the requests that count
+                _ask(room, number, 1)
+        finally:
+            ready.wait()
+        for _ in range(requests):
+            try:
+                samples.append(_ask(room, number, max_tokens))
+            except MeshdError as error:
+                failures.append(error.message)
 
-    threads = [threading.Thread(target=client, args=(i + 1,)) for i in range(clients)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return samples, len(failures), time.monotonic() - began
+    with ExitStack() as held, ThreadPoolExecutor(clients) as pool:
+        rooms = [held.enter_context(connect(urls)) for _ in range(clients)]
+        for done in [pool.submit(client, room, first + i) for i, room in enumerate(rooms)]:
+            done.result()
+    return Measured(samples, len(failures), time.monotonic() - began[0])
 
 
-def _row(label: Mapping[str, Any], kind: str, clients: int, samples: Sequence[Sample], wall_s: float) -> dict[str, Any]:
-    tokens = sum(sample.tokens for sample in samples)
+def _row(label: Mapping[str, Any], kind: str, clients: int, measured: Measured) -> dict[str, Any]:
+    samples = measured.samples
     return {
         **label,
         "kind": kind,
@@ -126,7 +151,7 @@ def _row(label: Mapping[str, Any], kind: str, clients: int, samples: Sequence[Sa
         "requests": len(samples),
         "first_token_ms": round(1e3 * statistics.median([s.first_s for s in samples]), 1) if samples else None,
         "latency_ms": round(1e3 * statistics.median([s.total_s for s in samples]), 1) if samples else None,
-        "tokens_per_s": round(tokens / wall_s, 2) if wall_s else 0.0,
+        "tokens_per_s": round(measured.tokens_per_s, 2),
         "route": max({s.route for s in samples}, key=[s.route for s in samples].count) if samples else "",
     }
 
