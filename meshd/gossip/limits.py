@@ -16,6 +16,7 @@ SEAL_BYTES: Final = 80  # room for magic, key id, sender, boot, counter and tag 
 PAYLOAD_BYTES: Final = DATAGRAM_BYTES - SEAL_BYTES
 EXCHANGE_BYTES: Final = 4 << 20  # one message of a push-pull, over a link
 MAX_COUNT: Final = 1 << 48  # epochs and incarnations
+MAX_JUMP: Final = MAX_COUNT // 2  # no incarnation rises so far but one by one
 
 
 def unpack_untrusted(data: bytes, *, limit: int = PAYLOAD_BYTES, array: int = 64) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
+from meshd.gossip.limits import MAX_JUMP
 from meshd.gossip.statement import Statement
 from meshd.gossip.wire import Accusation
 from meshd.vocabulary import NodeId
@@ -58,6 +59,15 @@ def from_statement(statement: Statement) -> Belief:
 def from_accusation(a: Accusation) -> Belief:
     """What an accusation is evidence of."""
     return Belief(a.epoch, a.incarnation, Rank.DEAD if a.dead else Rank.SUSPECT, (a.accuser,))
+
+
+def can_have_said(incarnation: int, known: int) -> bool:
+    """Whether a node of whose words ``known`` is the newest incarnation we know can have come to ``incarnation``.
+
+    Incarnations rise by one, so a jump to half of all there are is invented. Were it believed, the subject's answer, which has
+    to be higher, would leave the numbers that are read, soon or at once. All judge alike: what others believe, it answers.
+    """
+    return incarnation <= known or incarnation < MAX_JUMP
 
 
 def merge(a: Belief, b: Belief) -> Belief:

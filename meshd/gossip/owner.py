@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from meshd.gossip import advert_wire, statement
 from meshd.gossip.effects import Changed, Event
+from meshd.gossip.membership import can_have_said
 from meshd.gossip.room import Room
 from meshd.gossip.statement import Sign, short_hash
 from meshd.vocabulary import Advert
@@ -45,7 +46,9 @@ class Owner:
             self._take(self._pending, now)
 
     def refute(self, incarnation: int, accuser: str, now: float) -> None:
-        """Answer an accusation of ``incarnation``."""
+        """Answer an accusation of ``incarnation``, unless nobody believes it."""
+        if not can_have_said(incarnation, self.advert.incarnation):
+            return
         self._raise(max(incarnation, self.advert.incarnation) + 1, now)
         self._room.awareness.change(1)
         self._room.effects.append(Event("refute", self.advert.node_id, self.advert.name, {"accuser": accuser}))

@@ -15,7 +15,7 @@ from meshd.gossip import statement as statements
 from meshd.gossip import suspicion, wire
 from meshd.gossip.effects import Changed, Event
 from meshd.gossip.member import Record
-from meshd.gossip.membership import Belief, Rank, from_accusation, from_statement, merge
+from meshd.gossip.membership import Belief, Rank, can_have_said, from_accusation, from_statement, merge
 from meshd.gossip.room import Room
 from meshd.gossip.statement import Statement, Verify
 from meshd.gossip.wire import Accusation, Word
@@ -45,8 +45,10 @@ class Roster:
     # --- statements
 
     def learn_untrusted(self, word: Word, now: float, *, via: str = "gossip") -> Record | None:
-        """Merge what a node says of itself, from whomever. Returns its record. Raises BadDatagram; nothing has changed then. An advert that
-        cannot be read is not known; the statement counts all the same, for its owner signed it."""
+        """Merge what a node says of itself, from whomever. Returns its record. Raises BadDatagram.
+
+        An advert that cannot be read is not known; the statement counts all the same, for its owner signed it.
+        """
         record = self._newest.get(word.statement)
         if record is not None and (word.advert is None or not record.wants_advert):
             return record
@@ -119,8 +121,10 @@ class Roster:
             self._accused(record)
 
     def _old_news(self, record: Record, accusation: Accusation) -> bool:
-        """Most accusations are: believed already, or confirmed as often as counts."""
+        """Most accusations are: believed already, or confirmed as often as counts. So is one that cannot be true."""
         b = record.belief
+        if not can_have_said(accusation.incarnation, b.statement.incarnation if b.statement is not None else 0):
+            return True
         standing = (accusation.epoch, accusation.incarnation, Rank.DEAD if accusation.dead else Rank.SUSPECT)
         if b.standing != standing or accusation.dead:
             return b.standing >= standing

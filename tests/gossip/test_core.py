@@ -12,6 +12,7 @@ from meshd.errors import BadDatagram
 from meshd.gossip import health_wire, statement, wire
 from meshd.gossip.core import GossipCore
 from meshd.gossip.effects import Changed, Check, Effect, Event, Exchange, Send
+from meshd.gossip.limits import MAX_COUNT
 from meshd.gossip.settings import GossipSettings
 from meshd.gossip.wire import Accusation, Jam, Kind, Word
 from meshd.vocabulary import Advert, Endpoint, Health, LayerRange, Loading, NodeId, NodeStatus
@@ -415,3 +416,31 @@ def test_a_statement_counts_though_its_advert_cannot_be_read() -> None:
         assert all(r.advert is None for r in told if r.statement == gone.encoded)
         c.heard(node_id(2), now)
     assert c.state_of(node_id(1)) is None
+
+
+@pytest.mark.parametrize("incarnation", [MAX_COUNT, MAX_COUNT - 1, MAX_COUNT // 2])
+@pytest.mark.parametrize("dead", [False, True])
+def test_nobody_is_accused_of_what_it_cannot_have_said(incarnation: int, dead: bool) -> None:
+    """Its answer would be a number that nobody reads; and who believed the accusation would never hear a higher one."""
+    victim, other = met(1), core(2)
+    other.receive(word(0), node_id(0), endpoint(0), 0.1)
+    accusation = accusing(1, 0, incarnation=incarnation, dead=dead)
+    answers = sent(victim.receive(accusation, node_id(1), endpoint(1), 1.0))
+    assert victim.advert.incarnation == 0
+    assert any(isinstance(r, Word) for _, d in answers for r in d.rumours)
+    other.receive(accusation, node_id(1), endpoint(1), 1.0)
+    assert other.state_of(node_id(0)) is NodeStatus.ALIVE
+
+
+def test_who_was_driven_high_can_still_be_accused_and_answers() -> None:
+    victim, other = met(1), core(2)
+    other.receive(word(0), node_id(0), endpoint(0), 0.1)
+    for _ in range(3):
+        high = max(MAX_COUNT // 2 - 1, victim.advert.incarnation)
+        accusation = accusing(1, 0, incarnation=high)
+        other.receive(accusation, node_id(1), endpoint(1), 1.0)
+        assert other.state_of(node_id(0)) is NodeStatus.SUSPECT
+        victim.receive(accusation, node_id(1), endpoint(1), 1.0)
+        assert victim.advert.incarnation == high + 1
+        other.receive(word(0, incarnation=high + 1), node_id(0), endpoint(0), 1.1)
+        assert other.state_of(node_id(0)) is NodeStatus.ALIVE
