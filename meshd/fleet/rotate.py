@@ -24,7 +24,7 @@ STEPS: Final = ("accept the new key", "send with the new key", "forget the old k
 
 
 def rings(old: list[str], new: str) -> tuple[list[str], list[str], list[str]]:
-    """The ring of each step. Pure."""
+    """The ring of each step, from a ring that has another key than the new one. Pure."""
     first = next(line for line in old if line != new)
     return [first, new], [new, first], [new]
 
@@ -60,6 +60,14 @@ class Rotation:
             self._all_well("no key was changed")
         if not self.ledger.key:
             self.ledger.set_key(self.fleet.workers[0].ask("get_key")["lines"])
+        if self._was_complete():
+            self.ledger.set_rotation({})
+            if not self.barred:  # who is to be shut out has that key, too: he is shut out by another one
+                for worker in self.fleet.workers:
+                    worker.outcome.warnings.append(
+                        "the interrupted rotation had been done; run this again for another key"
+                    )
+                return
         new = self._new_key()
         for step, ring in zip(STEPS, rings(self.ledger.key, new), strict=True):
             if step == STEPS[-1]:
@@ -84,6 +92,10 @@ class Rotation:
         if self.barred not in key_lines(blocked):
             worker.ask("set_blocked", text=f"{blocked}{self.barred}\n")
             worker.did(f"barred {self.barred[:8]}")
+
+    def _was_complete(self) -> bool:
+        """True after a rotation that was interrupted when every device had forgotten the old key."""
+        return bool(self.ledger.rotation) and self.ledger.key == [self.ledger.rotation["new"]]
 
     def _new_key(self) -> str:
         """The key of the rotation under way, else a fresh one, made by a device and noted before it is used."""
