@@ -209,13 +209,13 @@ def _remove(fleet: Fleet, options: argparse.Namespace) -> None:
 def _report(command: str, fleet: Fleet, options: argparse.Namespace, stopped: str) -> int:
     failed = sum(bool(outcome.error) for outcome in fleet.outcomes)
     changed = sum(bool(outcome.changes) for outcome in fleet.outcomes)
-    lines = [table(fleet.outcomes, dry_run=options.dry_run)]
+    lines = [table(fleet.outcomes, dry_run=options.dry_run, stopped=bool(stopped))]
     if options.json:
         lines = [document(command, fleet.outcomes, dry_run=options.dry_run, stopped=stopped or None)]
     elif changed or failed:
         what = "would change" if options.dry_run else "changed"
         lines.append(f"{len(fleet.outcomes)} devices: {changed} {what}, {failed} failed")
-    elif command != "status":
+    elif command != "status" and not stopped:
         lines.append("nothing to change")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if stopped and not options.json:

@@ -84,8 +84,9 @@ def document(command: str, outcomes: list[Outcome], **more: Any) -> str:
     )
 
 
-def table(outcomes: list[Outcome], *, dry_run: bool = False) -> str:
-    """For people: a line for each device, under it what was done and what is to be said."""
+def table(outcomes: list[Outcome], *, dry_run: bool = False, stopped: bool = False) -> str:
+    """For people: a line for each device, under it what was done and what is to be said. ``stopped``: not all was looked at, so
+    that nothing was found to do says nothing."""
     lines = []
     for outcome in outcomes:
         facts = outcome.facts
@@ -98,6 +99,6 @@ def table(outcomes: list[Outcome], *, dry_run: bool = False) -> str:
             lines.append(f"    FAILED: {outcome.error}")
         lines += [f"    {'would ' if dry_run else ''}{change}" for change in outcome.changes]
         lines += [f"    note: {warning}" for warning in outcome.warnings]
-        if not outcome.error and not outcome.changes and dry_run:
+        if not outcome.error and not outcome.changes and dry_run and not stopped:
             lines.append("    nothing to do")
     return "\n".join(lines)

@@ -1,0 +1,25 @@
+"""What a command says on stdout when it could not do what it was told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshd.fleet.command import main
+from meshd.fleet.hosts import Device
+from meshd.fleet.outcome import Outcome, table
+
+
+def test_a_dry_run_that_fails_does_not_say_that_there_is_nothing_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "nowhere"
+    assert main(["u@127.0.0.1:9", "--wheels", str(place), "--dry-run", "--fleet", str(tmp_path / "fleet")]) == 1
+    said = capsys.readouterr()
+    assert "nothing" not in said.out
+    assert f"mass-equip: --wheels {place}: no wheels there" in said.err
+
+
+def test_a_dry_run_that_looked_at_all_says_so() -> None:
+    assert table([Outcome(Device("one"))], dry_run=True).endswith("nothing to do")
