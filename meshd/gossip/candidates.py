@@ -1,6 +1,7 @@
 """Addresses worth trying: from ``--join``, remembered peers, mDNS. They are hints; whoever answers is the member.
 
-Bounded; an address that turned out to be our own, or is a live member's already, is not tried.
+Bounded; an address that turned out to be our own, or is a live member's already, is not tried. Which are our own is found out
+anew when our addresses change: what was ours may be a peer's now.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Candidates:
         self._own: set[Endpoint] = set()
 
     def add(self, endpoints: Iterable[Endpoint], via: str) -> list[Endpoint]:
-        """Those that are new."""
-        new = [e for e in dict.fromkeys(endpoints) if e not in self._via and e not in self._own]
+        """Those that are new and worth a try."""
+        new = [e for e in dict.fromkeys(endpoints) if e not in self._via]
         for endpoint in new:
             if len(self._via) >= MAX_CANDIDATES and not self._make_room():
                 break
             self._via[endpoint] = via
-        return [e for e in new if e in self._via]
+        return [e for e in new if e in self._via and e not in self._own]
 
     def remove(self, endpoints: Iterable[Endpoint], via: str) -> None:
         """They went away again, where they came from."""
@@ -37,9 +38,12 @@ class Candidates:
 
     def ours(self, endpoint: Endpoint) -> None:
         """That was ourselves."""
-        self._via.pop(endpoint, None)
         if len(self._own) < MAX_CANDIDATES:
             self._own.add(endpoint)
+
+    def moved(self) -> None:
+        """Our addresses changed."""
+        self._own.clear()
 
     def via(self, endpoints: Iterable[Endpoint]) -> str | None:
         """How a member at these addresses was first heard of, if we had looked for it."""
@@ -47,7 +51,7 @@ class Candidates:
 
     def unmet(self, met: Collection[Endpoint]) -> list[Endpoint]:
         """Those that no live member answers at."""
-        return [e for e in self._via if e not in met]
+        return [e for e in self._via if e not in met and e not in self._own]
 
     def _make_room(self) -> bool:
         """Drop the oldest that nobody asked for by name."""

@@ -132,6 +132,8 @@ class GossipCore:
         """Say something new of ourselves; a change of ``draining`` is told to all directly."""
         self._enter(now)
         drained = advert.draining != self._owner.advert.draining
+        if advert.addresses != self._owner.advert.addresses:
+            self._seeker.candidates.moved()
         if self._owner.change(advert, now) and drained:
             self._spreader.everybody(self._room.own_word(advert=True), now)
         return self._done(now)

@@ -387,6 +387,18 @@ def test_a_candidate_is_tried_until_it_answers_and_an_echo_is_not() -> None:
     assert next(m for m in c.members(8.0) if m.node_id == node_id(1)).via == "join"
 
 
+def test_an_address_that_was_ours_is_tried_again_once_we_have_others() -> None:
+    c = core()
+    c.join([endpoint(0)], 0.0)
+    c.echo(endpoint(0))
+    assert not [to for to, _ in sent(c.tick(c.deadline()))]
+    c.set_advert(replace(c.advert, addresses=(endpoint(5),)), 1.0)
+    tried: list[Endpoint] = []
+    while c.deadline() < 8.0:
+        tried += [to for to, _ in sent(c.tick(c.deadline()))]
+    assert set(tried) == {endpoint(0)}
+
+
 def test_progress_that_waited_is_newer_than_a_refutation() -> None:
     """Two statements of one incarnation would be a cloned device to whoever sees both, its owner first."""
     c = met(1)

@@ -216,6 +216,8 @@ def test_candidates_are_bounded_and_joins_are_kept() -> None:
     candidates.ours(asked)
     assert candidates.add([asked], "join") == []
     assert asked not in candidates.unmet([])
+    candidates.moved()
+    assert asked in candidates.unmet([])
 
 
 # --- jam
