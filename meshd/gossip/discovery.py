@@ -85,8 +85,7 @@ class Discovery:
                     await self._changed.wait()
             finally:
                 self._running = False
-                with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S, shield=True):
-                    await trio.to_thread.run_sync(session.close, abandon_on_cancel=True)
+                await _close(session)
 
     def _listener(self) -> Callable[[str, tuple[Endpoint, ...] | None], None]:
         token = trio.lowlevel.current_trio_token()
@@ -162,6 +161,15 @@ class _Session:
         if node != self._node_id and is_node_id(node):
             hosts = [host for host in info.parsed_scoped_addresses() if "%" not in host][:_MAX_ADDRESSES]
             self._heard(name, tuple(Endpoint(host, info.port) for host in hosts))
+
+
+async def _close(session: _Session) -> None:
+    """Within a moment, or not at all: a goodbye that multicast does not carry is not worth more."""
+    with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S, shield=True):
+        try:
+            await trio.to_thread.run_sync(session.close, abandon_on_cancel=True)
+        except Exception as error:  # noqa: BLE001 - as when it opens
+            _log.warning("mDNS did not close well: %s", _reason(error))
 
 
 def _interfaces(bound: Endpoint, zeroconf: Any) -> Any:

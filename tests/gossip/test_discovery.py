@@ -77,6 +77,33 @@ def test_d13_a_taken_port_is_a_state_and_is_tried_again(monkeypatch: pytest.Monk
     trio.run(main)
 
 
+def test_an_end_that_fails_is_logged_and_the_next_session_begins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        real, failures = zeroconf.Zeroconf.close, [1, 1]
+
+        def close(self: zeroconf.Zeroconf) -> None:
+            real(self)
+            if failures:
+                failures.pop()
+                raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+        monkeypatch.setattr(zeroconf.Zeroconf, "close", close)
+        me = find("me", HERE, lambda _: None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(me.run)
+            await until(lambda: me.state == "on, no peers heard")
+            me.readdress()
+            await until(lambda: len(failures) == 1)
+            await until(lambda: me.state == "on, no peers heard")
+            nursery.cancel_scope.cancel()
+        assert not failures
+
+    trio.run(main)
+    assert caplog.text.count("mDNS did not close well: [Errno 101] Network is unreachable") == 2
+
+
 def test_d13_a_taken_name_gets_a_number_and_is_found_by_its_id() -> None:
     async def main() -> None:
         heard: list[Endpoint] = []
