@@ -15,7 +15,7 @@ import trio
 from meshd.api.app import App
 from meshd.api.message import Headers, Request, Response, Writer, error_response, leaf_error
 from meshd.directory import Directory, Member
-from meshd.errors import BadFrame, MeshdError, NotReady, PeerError
+from meshd.errors import BadFrame, Busy, MeshdError, NotReady, PeerError
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import NodeId
 
@@ -29,7 +29,8 @@ _FORWARDED: Final = (
 
 
 class Passer:
-    """Implements `meshd.api.node.PassOn`. Entries are tried nearest first; one that cannot be reached costs only time."""
+    """Implements `meshd.api.node.PassOn`. Entries are tried nearest first; one that cannot be reached, or takes nothing now (it
+    has begun to drain, or is full), costs only time."""
 
     def __init__(self, links: Links, directory: Callable[[], Directory]) -> None:
         self._links = links
@@ -37,14 +38,18 @@ class Passer:
 
     async def __call__(self, request: Request, writer: Writer, *, digest: str) -> Response | None:
         last: MeshdError | None = None
+        busy: Busy | None = None
         for member in entries(self._directory(), digest):
             try:
                 link = await self._links.get(member.node_id)
                 return await _hand_over(link, request, writer)
-            except (PeerError, NotReady) as error:
+            except (PeerError, NotReady, Busy) as error:
                 if writer.started:  # for its client this node is the entry, and can no longer go on
                     raise NotReady(f"the entry that answered in this node's place is gone: {error.message}") from error
                 last = error
+                busy = error if isinstance(error, Busy) else busy
+        if busy is not None:  # tells when to come again
+            raise busy
         raise NotReady(last.message if last else "no node of this room can take requests for this model now")
 
 
@@ -140,6 +145,10 @@ async def take_over(app: App, peer: NodeId, message: Message, stream: Stream) ->
             known = leaf_error(error)
             if known is None or writer.started:
                 raise
+            if isinstance(known, NotReady | Busy):  # another entry may do better: an error, not an answer
+                stream.fail(known)
+                nursery.cancel_scope.cancel()
+                return
             response = error_response(known)
         if response is not None:
             head = {"status": response.status, "headers": [list(pair) for pair in response.headers]}

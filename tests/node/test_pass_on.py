@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import cast
+
 import pytest
 import trio
 
+from meshd.api.app import App
 from meshd.api.message import Headers, Request
 from meshd.directory import Directory
-from meshd.errors import LinkLost, NotReady, PeerError, WrongPeer
+from meshd.errors import Busy, LinkLost, MeshdError, NotReady, PeerError, StageUnavailable, WrongPeer
 from meshd.links.wire import Link
-from meshd.node.pass_on import Passer, entries
-from meshd.vocabulary import NodeId
-from tests.api.rig import member
-from tests.fakes.chain import N1, N2
+from meshd.node.pass_on import Passer, entries, take_over
+from meshd.vocabulary import LayerRange, NodeId
+from tests.api.rig import Rig, member
+from tests.fakes.chain import N1, N2, FakeChain
+from tests.fakes.links import FakeLinks, FakeNet, Inbound
 
 
 @pytest.mark.parametrize(
@@ -67,3 +73,66 @@ def test_what_a_peer_did_is_not_the_clients_affair(problem: PeerError) -> None:
 
     trio.run(main)
     assert links.asked == [N2]
+
+
+N3 = NodeId("3" * 32)
+ROOM = Directory(N1).replace([member(N1, "n1", None), member(N2, "n2", (0, 30)), member(N3, "n3", (0, 30))])
+
+
+def asked_of(first: Rig, second: Rig) -> tuple[int, bytes]:
+    """What a client of an entry without layers is answered where ``first`` is asked first."""
+
+    async def serve(links: FakeLinks, app: App) -> None:
+        async with aclosing(cast(AsyncGenerator[Inbound], links.inbound())) as inbound:
+            async for peer, message, stream in inbound:
+                await take_over(app, peer, message, stream)
+
+    async def main() -> tuple[int, bytes]:
+        net = FakeNet()
+        passer = Passer(net.join(N1), lambda: ROOM)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, net.join(N2), App(first.node()))
+            nursery.start_soon(serve, net.join(N3), App(second.node()))
+            with trio.fail_after(5):
+                answer = await passer(Request("POST", "/chain", body=b'{"prompt": "hi"}'), Client(), digest="")
+            nursery.cancel_scope.cancel()
+        assert answer is not None
+        return answer.status, answer.body
+
+    return trio.run(main)
+
+
+def draining() -> Rig:
+    return Rig(text=None)
+
+
+def failing(error: MeshdError) -> Rig:
+    return Rig(FakeChain(tuple(b"no"), error=error))
+
+
+@pytest.mark.parametrize("first", [draining(), failing(NotReady("not yet")), failing(Busy("full"))])
+def test_an_entry_that_takes_nothing_now_costs_no_answer(first: Rig) -> None:
+    status, body = asked_of(first, Rig(FakeChain(tuple(b"yes"))))
+    assert (status, b'"text":"y"' in body) == (200, True)
+
+
+def test_what_every_entry_would_say_is_the_answer() -> None:
+    second = Rig(FakeChain(tuple(b"yes")))
+    status, body = asked_of(failing(StageUnavailable([LayerRange(15, 30)])), second)
+    assert (status, b'"missing":[[15,30]]' in body) == (503, True)
+    assert not second.chain.requests
+
+
+def test_where_all_are_full_or_leave_the_client_hears_when_to_come_again() -> None:
+    for first, second in (
+        (failing(Busy("full", retry_after_s=7)), draining()),
+        (draining(), failing(Busy("full", retry_after_s=7))),
+    ):
+        with pytest.raises(ExceptionGroup) as caught:
+            asked_of(first, second)
+        (busy,) = caught.value.exceptions
+        assert isinstance(busy, Busy)
+        assert busy.retry_after_s == 7
+    with pytest.raises(ExceptionGroup) as caught:
+        asked_of(draining(), draining())
+    assert isinstance(caught.value.exceptions[0], NotReady)
