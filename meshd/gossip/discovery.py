@@ -43,14 +43,12 @@ class Discovery:
         bound: Endpoint,
         found: Found,
         gone: Found,
-        retry_s: float = RETRY_S,
     ) -> None:
         self._node_id = node_id
         self._addresses = addresses
         self._bound = bound
         self._found = found
         self._gone = gone
-        self._retry_s = retry_s
         self._changed = trio.Event()
         self._heard: dict[str, tuple[Endpoint, ...]] = {}
         self._fault: str | None = None
@@ -81,7 +79,7 @@ class Discovery:
             except Exception as error:  # noqa: BLE001 - zeroconf raises many kinds; none may stop the node
                 self._fault = _reason(error)
                 _log.warning("mDNS is unavailable: %s", self._fault)
-                with trio.move_on_after(self._retry_s):
+                with trio.move_on_after(RETRY_S):
                     await self._changed.wait()
             finally:
                 self._running = False

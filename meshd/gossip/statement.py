@@ -14,7 +14,6 @@ from typing import Final
 
 import msgpack
 
-from meshd.errors import BadDatagram
 from meshd.gossip.limits import array, raw, unpack_untrusted, whole
 from meshd.vocabulary import NodeId
 
@@ -70,11 +69,3 @@ def read_untrusted(encoded: bytes) -> tuple[Statement, bytes, bytes]:
         short_hash(encoded),
     )
     return statement, body, signature
-
-
-def check_untrusted(encoded: bytes, verify: Verify) -> Statement:
-    """A statement whose signature holds. Raises BadDatagram."""
-    statement, body, signature = read_untrusted(encoded)
-    if not verify(statement.node_id, body, signature):
-        raise BadDatagram(f"a statement in the name of {statement.node_id} is not signed by it")
-    return statement

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -52,9 +52,3 @@ class Timers(Generic[K]):
             key = heapq.heappop(self._heap)[2]
             del self._when[key]
             yield key
-
-    def postpone(self, by_s: float, which: Callable[[K], bool]) -> None:
-        """Move every chosen deadline ``by_s`` later."""
-        for key, when in list(self._when.items()):
-            if which(key):
-                self.set(key, when + by_s)

@@ -47,7 +47,7 @@ class UdpSocket(Protocol):
     def close(self) -> None: ...
 
 
-def bind(endpoint: Endpoint, *, flag: str = "--mesh") -> list[UdpSocket]:
+def bind(endpoint: Endpoint) -> list[UdpSocket]:
     """Bind every address the host stands for (one, normally). Raises LocalError.
 
     Neither SO_REUSEADDR nor SO_REUSEPORT: two daemons on one port would each get half of the datagrams.
@@ -69,7 +69,7 @@ def bind(endpoint: Endpoint, *, flag: str = "--mesh") -> list[UdpSocket]:
             sock.close()
         taken = error.errno == errno.EADDRINUSE
         reason = "is in use by another program" if taken else f"cannot be used ({error.strerror or error})"
-        raise LocalError(f"{endpoint} (UDP) {reason}; choose another with {flag} HOST:PORT", param=flag) from error
+        raise LocalError(f"{endpoint} (UDP) {reason}; choose another with --mesh HOST:PORT", param="--mesh") from error
     return [*bound]
 
 

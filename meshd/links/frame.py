@@ -249,7 +249,7 @@ class FrameDecoder:
     __slots__ = ("_broken", "_rest")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = b""  # of a frame that is not complete yet; never a whole one
         self._broken = False
 
     def feed_untrusted(self, data: Buffer) -> list[Frame]:
@@ -273,11 +273,6 @@ class FrameDecoder:
             raise
         self._rest = bytes(buffer[at:])
         return frames
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet; never a whole frame."""
-        return len(self._rest)
 
 
 def _check_prefix(length: int, kind: int, stream: int) -> None:

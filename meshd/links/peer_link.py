@@ -64,8 +64,6 @@ class PeerLink:
         *,
         run_id: object = None,
         accept: Callable[[PeerStream], None],
-        pong_state: Callable[[], Mapping[str, Any]] = dict,
-        on_pong: Callable[[NodeId, Mapping[str, Any]], None] | None = None,
         early: Iterable[Event] = (),
         timing: LinkTiming | None = None,
     ) -> None:
@@ -75,8 +73,6 @@ class PeerLink:
         self._transport = transport_of(transport)
         self.mux = mux  # also for this link's streams, as `room` is
         self._accept = accept
-        self._pong_state = pong_state
-        self._on_pong = on_pong
         self._early = list(early)
         self._timing = timing or LinkTiming()
         self._streams: dict[int, PeerStream] = {}
@@ -310,7 +306,7 @@ class PeerLink:
             case Cancelled(stream) if stream in self._streams:
                 self._streams[stream].break_off(StreamCancelled(f"{self._peer[:8]} cancelled the stream"))
             case Pinged(nonce):
-                self.mux.pong(nonce, self._pong_state())
+                self.mux.pong(nonce, {})
             case Ponged(nonce, state):
                 self._ponged(nonce, state)
             case GoingAway(reason):
@@ -325,8 +321,6 @@ class PeerLink:
             sample_ms = (trio.current_time() - sent_at) * 1000
             self._rtt_ms = sample_ms if self._rtt_ms is None else 0.75 * self._rtt_ms + 0.25 * sample_ms
         self._pong = state
-        if self._on_pong is not None:
-            self._on_pong(self._peer, state)
 
     def prune(self) -> None:
         """Forget streams that both ends finished, once all that came on them is handed over."""

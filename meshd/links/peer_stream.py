@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
-from meshd.errors import LinkLost, MeshdError, StreamCancelled
+from meshd.errors import MeshdError, StreamCancelled
 from meshd.links.assemble import Inbound
 from meshd.links.multiplex import Multiplexer
 from meshd.links.wire import Message
@@ -53,7 +53,6 @@ class PeerStream:
         "_accepted",
         "_answer",
         "_arrived",
-        "_broken",
         "_deaf",
         "_ended",
         "_error",
@@ -72,7 +71,6 @@ class PeerStream:
         self._accepted = first is not None
         self._inbox: deque[Inbound] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
-        self._broken = trio.Event()
         self._deaf = False
         self._error: MeshdError | None = None
         self._ended = False
@@ -173,11 +171,6 @@ class PeerStream:
         self._link.mux.fail(self.id, error)
         self._leave()
 
-    async def broken(self) -> MeshdError:
-        """Wait until the stream is cancelled or failed by the peer or its link is lost: why. For ever if it ends well."""
-        await self._broken.wait()
-        return self._error or LinkLost("the stream is gone")
-
     def __enter__(self) -> PeerStream:
         return self
 
@@ -213,7 +206,6 @@ class PeerStream:
         """No more from either side. The first error stays."""
         if self._error is None:
             self._error = error
-            self._broken.set()
             self._give(error)
         self._arrived.unpark_all()
         self._link.room.unpark_all()

@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import trio
 
@@ -56,14 +55,14 @@ class _Dialling:
     error: MeshdError | None = None
 
 
-async def listen(endpoint: Endpoint, *, flag: str = "--mesh") -> list[trio.SocketListener]:
+async def listen(endpoint: Endpoint) -> list[trio.SocketListener]:
     """Bind. Raises LocalError naming address, port and flag."""
     try:
         return await trio.open_tcp_listeners(endpoint.port, host=endpoint.host)
     except OSError as error:
         taken = any(e.errno == errno.EADDRINUSE for e in (error, error.__cause__) if isinstance(e, OSError))
         reason = "is in use by another program" if taken else f"cannot be used ({error.strerror or error})"
-        raise LocalError(f"{endpoint} {reason}; choose another with {flag} HOST:PORT", param=flag) from error
+        raise LocalError(f"{endpoint} {reason}; choose another with --mesh HOST:PORT", param="--mesh") from error
 
 
 def bound(listeners: Sequence[trio.SocketListener]) -> list[Endpoint]:
@@ -83,8 +82,6 @@ class LinkPool:
         on_hello: Callable[[NodeId, Hello, Endpoint], None],
         addresses: Callable[[NodeId], Sequence[Endpoint]],
         on_lost: Callable[[NodeId, str], None],
-        pong_state: Callable[[], Mapping[str, Any]] = dict,
-        on_pong: Callable[[NodeId, Mapping[str, Any]], None] | None = None,
         barred: Container[NodeId] = frozenset(),
         settings: PoolSettings | None = None,
     ) -> None:
@@ -94,8 +91,6 @@ class LinkPool:
         self._door = Doorkeeper(node_id, security, say_hello=say_hello, on_hello=on_hello, barred=barred)
         self._addresses = addresses
         self._on_lost = on_lost
-        self._pong_state = pong_state
-        self._on_pong = on_pong
         self._settings = settings or PoolSettings()
         self._links: dict[NodeId, dict[str, list[PeerLink]]] = {}
         self._backoff = Backoff()
@@ -123,9 +118,9 @@ class LinkPool:
             raise LinkLost(f"the link to {node_id[:8]} was lost at once")
         return link
 
-    async def dial(self, endpoint: Endpoint, *, expect: NodeId | None = None, deadline_s: float = 3.0) -> PeerLink:
+    async def dial(self, endpoint: Endpoint, *, deadline_s: float = 3.0) -> PeerLink:
         """Raises LinkLost, WrongPeer."""
-        return await self._race([endpoint], expect, MAIN, deadline_s)
+        return await self._race([endpoint], None, MAIN, deadline_s)
 
     def inbound(self) -> _Inbound:
         return _Inbound(self._streams)
@@ -340,8 +335,6 @@ class LinkPool:
             guest.node_id,
             run_id=guest.hello.get("boot"),
             accept=self._offer,
-            pong_state=self._pong_state,
-            on_pong=self._on_pong,
             early=guest.greeting.early,
             timing=self._settings.timing,
         )

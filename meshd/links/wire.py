@@ -75,7 +75,7 @@ class Link(Protocol):
 
     @property
     def pong(self) -> Mapping[str, Any]:
-        """What the peer's last PONG carried (its worker's tick, busy_ms, health)."""
+        """What the peer's last PONG carried: an engine worker's state; empty from another node."""
         ...
 
     def watch(self) -> AbstractAsyncContextManager[None]:
@@ -102,7 +102,7 @@ class Links(Protocol):
         """The link, if there is one now."""
         ...
 
-    async def dial(self, endpoint: Endpoint, *, expect: NodeId | None = None, deadline_s: float = 3.0) -> Link:
+    async def dial(self, endpoint: Endpoint, *, deadline_s: float = 3.0) -> Link:
         """Dial an address whose owner may not be known yet."""
         ...
 

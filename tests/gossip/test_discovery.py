@@ -18,14 +18,13 @@ PATIENCE_S = 20.0
 HERE, THERE = Endpoint("127.0.0.1", 41001), Endpoint("127.0.0.1", 41002)
 
 
-def find(node: str, own: Endpoint, found: Callable[[Sequence[Endpoint]], None], *, retry_s: float = 60.0) -> Discovery:
+def find(node: str, own: Endpoint, found: Callable[[Sequence[Endpoint]], None]) -> Discovery:
     return Discovery(
         ME if node == "me" else OTHER,
         addresses=lambda: (own,),
         bound=own,
         found=found,
         gone=lambda _: None,
-        retry_s=retry_s,
     )
 
 
@@ -67,7 +66,8 @@ def test_d13_a_taken_port_is_a_state_and_is_tried_again(monkeypatch: pytest.Monk
             return real(*args, **kwargs)
 
         monkeypatch.setattr(zeroconf, "Zeroconf", busy)
-        me = find("me", HERE, lambda _: None, retry_s=0.2)
+        monkeypatch.setattr(discovery, "RETRY_S", 0.2)
+        me = find("me", HERE, lambda _: None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(me.run)
             await until(lambda: me.state.startswith("unavailable: [Errno 98] Address already in use"))

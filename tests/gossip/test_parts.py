@@ -41,7 +41,7 @@ def test_what_is_due_at_the_deadline_is_never_nothing(steps: list[tuple[int, flo
     assert fired == sorted(last.values())
 
 
-def test_a_cancelled_or_postponed_timer_does_not_fire() -> None:
+def test_a_cancelled_timer_does_not_fire_and_a_later_one_replaces_none() -> None:
     timers: Timers[str] = Timers()
     timers.set("a", 1.0)
     timers.set("b", 1.0)

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
@@ -11,7 +10,7 @@ import trio.testing
 
 from meshd.errors import LinkLost, NeedRows, StreamCancelled
 from meshd.links.frame import MAX_BODY_BYTES
-from meshd.links.multiplex import Multiplexer
+from meshd.links.multiplex import Multiplexer, Pinged
 from meshd.links.peer_link import PeerLink
 from meshd.links.peer_stream import PeerStream
 from meshd.links.wire import Link, Message, Stream
@@ -32,9 +31,8 @@ class Ends:
         def serve(stream: PeerStream) -> None:
             nursery.start_soon(handler, stream)
 
-        self.health: dict[str, Any] = {"tick": 1}
         self.dialler = PeerLink(left, Multiplexer(dialler=True), B, accept=serve)
-        self.acceptor = PeerLink(right, Multiplexer(dialler=False), A, accept=serve, pong_state=lambda: self.health)
+        self.acceptor = PeerLink(right, Multiplexer(dialler=False), A, accept=serve)
         nursery.start_soon(self.dialler.run)
         nursery.start_soon(self.acceptor.run)
 
@@ -140,9 +138,10 @@ def test_leaving_cancels_at_the_peer(how: str) -> None:
 
     async def wait(stream: PeerStream) -> None:
         assert stream.first() == Message("ask")
-        reasons.append(await stream.broken())
-        with pytest.raises(StreamCancelled):
-            await stream.receive()
+        with pytest.raises(StreamCancelled) as caught:
+            while await stream.receive() is None:  # an end came first
+                await trio.sleep(0.01)
+        reasons.append(caught.value)
 
     async def test() -> None:
         async with ends(wait) as pair:
@@ -244,25 +243,40 @@ def test_bytes_that_are_no_frames_close_the_link() -> None:
     run(test)
 
 
-def test_pings_measure_carry_state_and_hurry_while_watched() -> None:
+def test_pings_measure_bring_a_workers_state_and_hurry_while_watched() -> None:
+    state = {"tick": 1}
+
+    async def work(stream: trio.abc.ReceiveStream, answers: trio.abc.SendStream) -> None:
+        mux = Multiplexer(dialler=False)
+        async for raw in stream:
+            for event in mux.receive_untrusted(raw):
+                assert isinstance(event, Pinged)
+                mux.pong(event.nonce, state)
+            await answers.send_all(mux.next_bytes())
+
     async def test() -> None:
-        async with ends() as pair:
-            await trio.testing.wait_all_tasks_blocked()
-            assert pair.dialler.pong == {"tick": 1}
-            assert pair.dialler.rtt_ms is not None
-            pair.health = {"tick": 2}
+        left, right = trio.testing.memory_stream_pair()
+        link = PeerLink(left, Multiplexer(dialler=True), B, accept=PeerStream.cancel)
+
+        async def until(tick: int) -> float:
             start = trio.current_time()
-            while pair.dialler.pong != {"tick": 2}:
+            while link.pong != {"tick": tick}:
                 await trio.sleep(0.01)
-            assert trio.current_time() - start > 1
-            pair.health = {"tick": 3}
-            async with pair.dialler.watch():
-                pair.health = {"tick": 4}
-                start = trio.current_time()
-                while pair.dialler.pong != {"tick": 4}:
-                    await trio.sleep(0.01)
-                assert trio.current_time() - start < 0.5
-            assert trio.current_time() - pair.dialler.last_heard < 0.5
+            return trio.current_time() - start
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            nursery.start_soon(work, right, right)
+            await until(1)
+            assert link.rtt_ms is not None
+            state["tick"] = 2
+            assert await until(2) > 1
+            async with link.watch():
+                await trio.testing.wait_all_tasks_blocked()
+                state["tick"] = 3
+                assert await until(3) < 0.5
+            assert trio.current_time() - link.last_heard < 0.5
+            nursery.cancel_scope.cancel()
 
     run(test, mock_clock=True)
 
