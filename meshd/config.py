@@ -31,9 +31,18 @@ def _endpoint(default_port: int) -> Callable[[str], Endpoint]:
     def parse(text: str) -> Endpoint:
         if "://" in text:
             raise ValueError(f"{text!r} is a URL; give HOST:PORT")
-        return Endpoint.parse(text, default_port)
+        return _named(Endpoint.parse(text, default_port))
 
     return parse
+
+
+def _named(endpoint: Endpoint) -> Endpoint:
+    """A host that can be asked for: an empty or endless part of a name is no error of the resolver but one of its own kind."""
+    try:
+        endpoint.host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{endpoint.host[:200]!r} cannot be the name of a host") from None
+    return endpoint
 
 
 def _join_list(text: str) -> tuple[Endpoint, ...]:
@@ -42,7 +51,7 @@ def _join_list(text: str) -> tuple[Endpoint, ...]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         if "://" in part:
             raise ValueError(f"{part!r} is a URL; give the mesh address, HOST:{MESH_PORT} by default")
-        endpoint = Endpoint.parse(part, MESH_PORT)
+        endpoint = _named(Endpoint.parse(part, MESH_PORT))
         if endpoint.port == HTTP_PORT:
             raise ValueError(f"{part!r} is the HTTP port; give the mesh port, {endpoint.host}:{MESH_PORT} by default")
         found.append(endpoint)
@@ -117,7 +126,7 @@ def _device(text: str) -> str:
 
 
 def _path(text: str) -> Path:
-    if "\0" in text:
+    if not text or "\0" in text:  # "" would be the folder that the daemon happens to start in
         raise ValueError(f"{text!r} is not a path")
     try:
         return Path(text).expanduser()

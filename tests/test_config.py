@@ -60,6 +60,9 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--name", "a b"], "--name"),
         (["--http", "0.0.0.0:1"], "--http 0.0.0.0:1 is not loopback"),
         (["--http", "127.0.0.1:x"], "'x' is not a port"),
+        (["--http", "..:1"], "--http: '..' cannot be the name of a host"),
+        (["--mesh", f"{'a' * 300}:1"], "--mesh: 'aaa"),
+        (["--join", "n1:1,..:1"], "--join: '..' cannot be the name of a host"),
         (["--join", "http://n1:8090"], "mesh address"),
         (["--join", "n1:8090"], "n1:8091"),
         (["--http", "127.0.0.1:5", "--join", "n1:5"], "HTTP port"),
@@ -124,7 +127,7 @@ def test_a_folder_that_may_not_be_searched_names_the_flag(
         load([flag, str(tmp_path / "k" if flag == "--mesh-key" else tmp_path)], {})
 
 
-@pytest.mark.parametrize("text", ["~nobody.of.that.name/x", "a\0b"])
+@pytest.mark.parametrize("text", ["~nobody.of.that.name/x", "a\0b", ""])
 def test_what_is_no_path_is_wrong_usage(text: str, env: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="--state-dir"):
         load(["--state-dir", text], env)

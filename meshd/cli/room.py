@@ -52,7 +52,9 @@ def connect(urls: Iterable[str] | None, *, timeout_s: float = 60.0, flag: str = 
 
 def urls_of(given: Iterable[str] | None, flag: str = "--url") -> list[str]:
     """The addresses of a flag, each with its scheme. Raises UsageError naming it."""
-    found = [part for url in given or [] for part in url.replace(",", " ").split()] or [DEFAULT_URL]
+    found = [part for url in given or [DEFAULT_URL] for part in url.replace(",", " ").split()]
+    if not found:  # a script's variable that holds nothing: this device's own node is not what was meant
+        raise UsageError(f"{flag}: no address given")
     urls = [url if "://" in url else f"http://{url}" for url in found]
     for url in urls:
         if wrong := not_an_address(url):

@@ -46,6 +46,20 @@ def test_what_is_no_address_is_wrong_usage(command: list[str], url: str, capsys:
     assert capsys.readouterr().err == f"meshd: --url: {url!r} is not an address such as http://HOST:8090\n"
 
 
+@pytest.mark.parametrize("command", [["drain", "--url", ""], ["peers", "--url", " , "], ["elect", "--seed", ""]])
+def test_an_empty_address_is_not_this_device(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A script whose variable is empty would drain the node that it runs on."""
+    assert run(command) == 2
+    assert capsys.readouterr().err == f"meshd: {command[1]}: no address given\n"
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MESHD_URL", "")
+    monkeypatch.setattr("meshd.cli.room.DEFAULT_URL", "http://127.0.0.1:9")
+    assert run(["peers"]) == 1
+    assert "http://127.0.0.1:9: " in capsys.readouterr().err
+
+
 def test_the_flag_that_holds_no_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["elect", "--seed", "http://.."]) == 2
     assert "--seed: " in capsys.readouterr().err
