@@ -121,7 +121,7 @@ def _try_http(base: str) -> tuple[str, float | None]:
         return "timeout", None
     except httpx.ConnectError as error:
         return "refused" if "refused" in str(error) else str(error), None
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:  # its address, its answer, its date
         return str(error) or type(error).__name__, None
 
 

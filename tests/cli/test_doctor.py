@@ -60,15 +60,18 @@ def test_addresses_are_tried_from_here() -> None:
                 peer("n3", None, http=f"http://{gone}", mesh=gone),
                 peer("n4", None, http="http://not an address", mesh="nor this", state="suspect"),
                 peer("n5", None, state="dead"),
+                peer("n6", None, http="http://ex\xadample:1", mesh="..:1"),
             ],
             peer("n1", None, mesh=here),
         )
-    assert [probe.name for probe in found] == ["n2", "n3", "n4"]
+    assert [probe.name for probe in found] == ["n2", "n3", "n4", "n6"]
     assert (found[0].http, found[0].mesh, found[1].http, found[1].mesh) == ("ok", "ok", "refused", "refused")
     assert found[0].clock_offset_s is not None
     assert abs(found[0].clock_offset_s) < 60
     assert found[2].http == ""
     assert found[2].mesh not in ("", "ok")
+    assert found[3].http not in ("", "ok")
+    assert found[3].mesh not in ("", "ok")
 
 
 def test_the_dashboard_is_opened_with_its_key_only_where_it_is_needed(
