@@ -60,7 +60,7 @@ def test_addresses_are_tried_from_here() -> None:
                 peer("n3", None, http=f"http://{gone}", mesh=gone),
                 peer("n4", None, http="http://not an address", mesh="nor this", state="suspect"),
                 peer("n5", None, state="dead"),
-                peer("n6", None, http="http://ex\xadample:1", mesh="..:1"),
+                peer("n6", None, http="http://☃:1", mesh="..:1"),
             ],
             peer("n1", None, mesh=here),
         )
