@@ -3,8 +3,8 @@
 Owns whom to ask and what to do with answers: `meet` brings a model's small files (manifest, config, tokenizer, qspec), which
 is all that an entry needs; `fetch` brings the tensors of a range, from several neighbours at once. Every tensor is proven by its
 SHA-256 in the manifest, the manifest by the digest that was asked for; only the qspec is taken at a neighbour's word, as nothing
-can prove it. A neighbour that dies costs what it had not sent; one whose bytes are wrong is named and not asked again. What came
-stays on the disk and is not fetched twice.
+can prove it. A neighbour that dies costs what it had not sent; one whose bytes are wrong is named and not asked again before its
+daemon was started anew (its disk may be another by then). What came stays on the disk and is not fetched twice.
 
 Errors: ModelNotFound (no neighbour has it), ModelRefused, StoreFull, StateError, LinkLost.
 """
@@ -18,8 +18,9 @@ from typing import Any, Final
 import trio
 
 from meshd.directory import Directory, Member
-from meshd.errors import BadFrame, LinkLost, MeshdError, ModelNotFound, ModelRefused, UsageError
+from meshd.errors import BadFrame, LocalError, MeshdError, ModelNotFound, ModelRefused, UsageError
 from meshd.links.wire import Links, Message, Stream
+from meshd.models.disk import disk_errors
 from meshd.models.hash_model import parse_hash_model
 from meshd.models.manifest import Manifest, as_dtype, parse_manifest_untrusted
 from meshd.models.qspec_file import QspecFile
@@ -62,7 +63,7 @@ class Fetcher:
         self._directory = directory
         self._on_event = on_event
         self._one_at_a_time = trio.Lock()
-        self.barred: dict[NodeId, str] = {}  # neighbours whose bytes were wrong, and what was
+        self.barred: dict[NodeId, int] = {}  # neighbours whose bytes were wrong, and in which run (epoch)
         self.received_bytes = 0
 
     async def meet(self, digest: str) -> Served:
@@ -116,7 +117,8 @@ class Fetcher:
 
     async def _offers(self, digest: str) -> list[tuple[NodeId, Offer]]:
         """What the nearest neighbours say they have. Raises ModelNotFound when none has anything."""
-        asked = [m for m in holders(self._directory(), digest) if m.node_id not in self.barred][: 2 * NEIGHBOURS]
+        trusted = [m for m in holders(self._directory(), digest) if self.barred.get(m.node_id) != m.advert.epoch]
+        asked = trusted[: 2 * NEIGHBOURS]
         answers: dict[NodeId, Offer] = {}
 
         async def ask(node: NodeId) -> None:
@@ -164,22 +166,36 @@ class Fetcher:
         """The shard with its small files, from the first neighbour whose files are the manifest's."""
         last: MeshdError = ModelNotFound(f"no neighbour gave the files of model {digest}")
         stored = await trio.to_thread.run_sync(self._store.by_digest, digest)
+        if stored is not None:
+            return await self._begin_with_own(stored, found[0]), found[0]
         for each in found:
             try:
-                if stored is not None:
-                    small = await trio.to_thread.run_sync(companions_of, stored)
-                else:
-                    small = {
-                        name: await self._file(each.node, digest, name, size) for name, size in each.offer.files.items()
-                    }
+                small = {
+                    name: await self._file(each.node, digest, name, size) for name, size in each.offer.files.items()
+                }
                 base = self._base(each)
                 return await trio.to_thread.run_sync(IncomingShard, self._store, base, each.offer.manifest, small), each
             except ModelRefused as error:
                 self._bar(each.node, error.message)
                 last = error
-            except (LinkLost, BadFrame, ModelNotFound) as error:
+            except LocalError:
+                raise  # this device's disk: no neighbour helps
+            except MeshdError as error:  # it is gone, busy or stalled: the next one may not be
                 last = error
         raise last
+
+    async def _begin_with_own(self, stored: StoredModel, found: _Found) -> IncomingShard:
+        """The shard with the small files that are here already. Where they are not the manifest's any more, nobody lied."""
+        small = await trio.to_thread.run_sync(companions_of, stored)
+        try:
+            return await trio.to_thread.run_sync(
+                IncomingShard, self._store, self._base(found), found.offer.manifest, small
+            )
+        except ModelRefused as error:
+            raise ModelRefused(
+                f"the copy of {stored.name} in {stored.path} was changed here ({error.message}): put the file back, or "
+                f"'meshd rm {stored.name.partition('@')[0]}' and fetch it again"
+            ) from error
 
     async def _file(self, node: NodeId, digest: str, name: str, size: int) -> bytes:
         """One small file of exactly ``size`` bytes."""
@@ -219,7 +235,8 @@ class Fetcher:
 
     def _keep_qspec(self, stored: StoredModel, content: bytes) -> None:
         path = self._store.partial(f"qspec {stored.manifest.spec.digest}") / QSPEC_FILE
-        path.write_bytes(content)
+        with disk_errors(self._store.root):
+            path.write_bytes(content)
         QspecFile(path, stored.manifest.spec)
         self._store.add_qspec(stored, path)
 
@@ -229,19 +246,22 @@ class Fetcher:
         return found.manifest.spec.digest
 
     def _bar(self, node: NodeId, reason: str) -> None:
-        self.barred[node] = reason
-        label = self._directory().label(node)
+        directory = self._directory()
+        member = directory.get(node)
+        if member is not None:
+            self.barred[node] = member.advert.epoch
+        label = directory.label(node)
         self._on_event(
             "liar", {"text": f"{label} gave wrong bytes: {reason}", "peer": node, "peer_name": label, "reason": reason}
         )
 
 
 def holders(directory: Directory, digest: str) -> list[Member]:
-    """Who may have the model's files, nearest first; those that run it before those that only keep it."""
+    """Who may have the model's files, nearest first; those that run it before those that only enter it."""
     found = [
         member
         for member in directory.peers
-        if digest in (member.advert.digest, *member.advert.capability.models)
+        if digest == member.advert.digest
         and member.state in (NodeStatus.ALIVE, NodeStatus.SUSPECT, NodeStatus.DRAINING)
         and member.incompatible is None
     ]

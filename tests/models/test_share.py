@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from meshd.directory import Directory, Member
-from meshd.errors import LinkLost, MeshdError, ModelNotFound, StoreFull
+from meshd.errors import Busy, LinkLost, MeshdError, ModelNotFound, ModelRefused, StoreFull
 from meshd.models.digest import verify_shard
 from meshd.models.hash_model import HashModel
 from meshd.models.manifest import as_dtype
@@ -22,7 +22,7 @@ from meshd.node import share_server, transfer
 from meshd.node.fetcher import Fetcher
 from meshd.node.model import Served
 from meshd.node.share_server import ModelShare
-from meshd.vocabulary import Advert, Capability, Endpoint, LayerRange, NodeId, NodeStatus
+from meshd.vocabulary import Advert, Endpoint, LayerRange, NodeId, NodeStatus
 from tests.fakes.links import FakeLinks, FakeNet
 from tests.models.checkpoints import CONFIG, llama_plans, write_model
 
@@ -40,6 +40,8 @@ class Neighbour:
     served: Served | None = None
     flip: bool = False
     dies_after_pieces: int | None = None
+    epoch: int = 1
+    busy: bool = False
     pieces: int = 0
     tensors: set[str] = field(default_factory=set)
 
@@ -59,10 +61,10 @@ class Room:
                     Advert(
                         node_id=n.node_id,
                         name=f"n{n.node_id[0]}",
-                        epoch=1,
+                        epoch=n.epoch,
                         incarnation=1,
                         addresses=(Endpoint("127.0.0.1", 1),),
-                        capability=Capability(models=(n.digest,)),
+                        digest=n.digest,
                     ),
                     NodeStatus.ALIVE,
                 )
@@ -103,6 +105,8 @@ class Room:
 
             stream.send = tampered
             try:
+                if neighbour.busy and first.kind == "models.file":
+                    raise Busy("too many neighbours fetch from this node")
                 await share.serve(peer, first, stream)
             except MeshdError as error:
                 stream.fail(error)
@@ -265,6 +269,75 @@ def test_a_neighbour_whose_bytes_are_wrong_is_named_and_not_used(original: Store
             assert list(fetcher.barred) == [liar.node_id]
             assert [name for name, _ in room.events] == ["liar"]
             assert "na gave wrong bytes" in room.events[0][1]["text"]
+
+    run(scenario)
+
+
+def test_a_liar_that_was_started_anew_is_asked_again(original: StoredModel, tmp_path: Path) -> None:
+    liar = having(original, "a", tmp_path, flip=True)
+    room = Room(liar, state=tmp_path / "me")
+
+    async def scenario() -> None:
+        async with room.running() as fetcher:
+            with pytest.raises(LinkLost, match="damaged"):
+                await fetcher.fetch(original.spec.digest, WHOLE)
+            liar.flip = False
+            with pytest.raises(ModelNotFound):
+                await fetcher.fetch(original.spec.digest, WHOLE)
+            liar.epoch = 2
+            model = await fetcher.fetch(original.spec.digest, WHOLE)
+            assert verify_shard(model.path, WHOLE, room.store.hashes)
+
+    run(scenario)
+
+
+def test_a_file_that_was_changed_here_makes_no_neighbour_a_liar(original: StoredModel, tmp_path: Path) -> None:
+    room = Room(*(having(original, letter, tmp_path) for letter in "ab"), state=tmp_path / "me")
+
+    async def scenario() -> None:
+        async with room.running() as fetcher:
+            model = await fetcher.fetch(original.spec.digest, LayerRange(0, 2))
+            before = (model.path / "config.json").read_bytes()
+            (model.path / "config.json").write_text("{}")
+            with pytest.raises(ModelRefused, match=r"changed here \(config\.json is not.*meshd rm m'"):
+                await fetcher.fetch(original.spec.digest, WHOLE)
+            assert fetcher.barred == {}
+            assert room.events == []
+            (model.path / "config.json").write_bytes(before)
+            assert verify_shard((await fetcher.fetch(original.spec.digest, WHOLE)).path, WHOLE, room.store.hashes)
+
+    run(scenario)
+
+
+def test_a_busy_neighbour_is_not_the_last_one(original: StoredModel, tmp_path: Path) -> None:
+    room = Room(having(original, "a", tmp_path, busy=True), having(original, "b", tmp_path), state=tmp_path / "me")
+
+    async def scenario() -> None:
+        async with room.running() as fetcher:
+            model = await fetcher.fetch(original.spec.digest, WHOLE)
+            assert verify_shard(model.path, WHOLE, room.store.hashes)
+            assert fetcher.barred == {}
+
+    run(scenario)
+
+
+def test_a_qspec_that_finds_no_room_is_an_error_of_ours(
+    original: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    room = Room(having(original, "a", tmp_path), state=tmp_path / "me")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    async def scenario() -> None:
+        async with room.running() as fetcher:
+            await fetcher.fetch(original.spec.digest, LayerRange(0, 2))
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "write_bytes", full)
+                with pytest.raises(StoreFull, match="full"):
+                    await fetcher.qspec(original.spec.digest)
 
     run(scenario)
 
