@@ -31,7 +31,7 @@ MAX_HOPS: Final = 32
 MAX_POSITION: Final = 1 << 24
 MAX_TOP: Final = 20
 MAX_PLAN_BYTES: Final = 8 << 10
-PLANS_KEPT: Final = 512
+PLANS_KEPT: Final = 128  # of twice as many sessions as a node has by default; 2 kB each
 MAX_COUNT: Final = 1 << 40
 MAX_DIGEST: Final = 128
 

@@ -32,6 +32,7 @@ from meshd.vocabulary import NodeId
 MAX_DATAGRAM_BYTES: Final = 1200
 WINDOW: Final = 1024
 MAX_RUNS: Final = 4096
+MAX_READY: Final = 256  # a cipher is 2 kB, and is made anew in the time of one datagram
 BOOT_BYTES: Final = 8
 
 _HEAD: Final = struct.Struct(">2sB4s16s8sQ")
@@ -130,6 +131,7 @@ class Opener:
 
     def __init__(self, ring: KeyRing | None) -> None:
         self._runs: OrderedDict[tuple[bytes, bytes], _Run] = OrderedDict()
+        self._ready: OrderedDict[tuple[bytes, bytes], _Run] = OrderedDict()  # those with a cipher
         self._gossip_keys: dict[bytes, bytes] = {}
         self.rejected: Counter[str] = Counter()
         self.rekey(ring)
@@ -192,5 +194,9 @@ class Opener:
             if len(self._runs) > MAX_RUNS:
                 self._runs.popitem(last=False)
         run.window.commit(counter)
-        run.key_id, run.cipher = key_id, cipher
         self._runs.move_to_end(name)
+        run.key_id, run.cipher = key_id, cipher
+        self._ready[name] = run
+        self._ready.move_to_end(name)
+        if len(self._ready) > MAX_READY:
+            self._ready.popitem(last=False)[1].cipher = None

@@ -11,6 +11,7 @@ from meshd.errors import BadDatagram
 from meshd.identity.mesh_key import KeyRing, MeshKey
 from meshd.identity.sealed import (
     MAX_DATAGRAM_BYTES,
+    MAX_READY,
     MAX_RUNS,
     OVERHEAD_BYTES,
     WINDOW,
@@ -91,6 +92,18 @@ def test_strangers_leave_no_trace() -> None:
         forged[7:23] = n.to_bytes(16, "big")
         assert refused(opener, bytes(forged)) == "forged"
     assert len(opener._runs) == 0  # the bound is the point
+
+
+def test_ciphers_are_kept_for_the_latest_runs_and_windows_for_all() -> None:
+    opener = Opener(RING)
+    sealers = [Sealer(RING, ME, n.to_bytes(8, "big")) for n in range(MAX_READY + 50)]
+    first = sealers[0].seal(b"first")
+    opener.open_untrusted(first)
+    for sealer in sealers[1:]:
+        opener.open_untrusted(sealer.seal(b"x"))
+    assert sum(run.cipher is not None for run in opener._runs.values()) == MAX_READY  # the bound is the point
+    assert refused(opener, first) == "replayed"
+    assert opener.open_untrusted(sealers[0].seal(b"again"))[2] == b"again"
 
 
 def test_the_table_of_runs_is_bounded() -> None:
