@@ -24,7 +24,7 @@ from collections.abc import Collection, Hashable
 from typing import Final
 
 SHARE: Final = 0.1  # of a step: the most that is waited for sessions that come straight back
-# Of a step, for those that come by way of other stages. A batch that is torn stays torn, and each part costs a tick nearly as long
+# Of a step, for those that come by way of other stages. A torn batch stays torn, and each part costs a tick nearly as long
 # as the whole's: with 0.1 and 0.03 two stages made 150 ticks of 8 sessions' 48 tokens, with these 115, of 96 that would do
 # (SmolLM2, two cores; 1.16 times the tokens a second). A node that is the whole chain gained nothing by more.
 SHARE_AFAR: Final = 0.25
