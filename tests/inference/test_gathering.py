@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshd.inference.batch import BLOCK_ROWS, STALL_MS, Batcher, chunk_rows
-from meshd.inference.gathering import SHARE_AFAR, Gathering
+from meshd.inference.gathering import SHARE, SHARE_AFAR, Gathering
 
 STEP_S = 0.020
 
@@ -57,7 +57,7 @@ def test_those_who_come_straight_back_become_one_batch() -> None:
     for _ in range(30):
         engine.tick()
     assert engine.batches[-10:] == [8] * 10
-    assert engine.waited_s < 30 * SHARE_AFAR * STEP_S * 1.001
+    assert engine.waited_s < 30 * SHARE * STEP_S * 1.001
 
 
 def test_batches_that_alternate_with_another_stage_stay_whole_and_are_not_waited_for() -> None:
