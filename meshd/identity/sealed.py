@@ -20,7 +20,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections import Counter, OrderedDict
-from typing import Final
+from typing import Final, TypeVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -32,7 +32,7 @@ from meshd.vocabulary import NodeId
 MAX_DATAGRAM_BYTES: Final = 1200
 WINDOW: Final = 1024
 MAX_RUNS: Final = 4096
-MAX_READY: Final = 256  # a cipher is 2 kB, and is made anew in the time of one datagram
+MAX_CIPHERS: Final = 256  # 2 kB each, and made anew in the time of one datagram
 BOOT_BYTES: Final = 8
 
 _HEAD: Final = struct.Struct(">2sB4s16s8sQ")
@@ -41,6 +41,10 @@ _VERSION: Final = 1
 _TAG_BYTES: Final = 16
 _NO_KEY: Final = bytes(4)
 OVERHEAD_BYTES: Final = _HEAD.size + _TAG_BYTES
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+_Name = tuple[bytes, bytes]  # of a run: sender and boot
 
 
 class RejectedDatagram(BadDatagram):
@@ -115,23 +119,12 @@ class ReplayWindow:
             self._seen |= 1 << (self._highest - counter)
 
 
-class _Run:
-    """What is kept of one verified run of one sender: its window, and its cipher under the key it last used."""
-
-    __slots__ = ("cipher", "key_id", "window")
-
-    def __init__(self) -> None:
-        self.window = ReplayWindow()
-        self.key_id = _NO_KEY
-        self.cipher: ChaCha20Poly1305 | None = None
-
-
 class Opener:
     """Opens what others sealed with any key of the ring. ``rejected`` counts refusals by reason."""
 
     def __init__(self, ring: KeyRing | None) -> None:
-        self._runs: OrderedDict[tuple[bytes, bytes], _Run] = OrderedDict()
-        self._ready: OrderedDict[tuple[bytes, bytes], _Run] = OrderedDict()  # those with a cipher
+        self._windows: OrderedDict[_Name, ReplayWindow] = OrderedDict()
+        self._ciphers: OrderedDict[tuple[bytes, _Name], ChaCha20Poly1305] = OrderedDict()  # by key id, too
         self._gossip_keys: dict[bytes, bytes] = {}
         self.rejected: Counter[str] = Counter()
         self.rekey(ring)
@@ -150,17 +143,21 @@ class Opener:
 
     def _open_untrusted(self, data: bytes) -> tuple[NodeId, bytes, bytes]:
         key_id, sender, boot, counter = self._head_untrusted(data)
-        run = self._runs.get((sender, boot))
-        if run is not None and not run.window.is_new(counter):
+        name = sender, boot
+        window = self._windows.get(name)
+        if window is not None and not window.is_new(counter):
             raise RejectedDatagram("replayed")
-        cipher = self._cipher(run, key_id, sender, boot)
+        cipher = self._cipher(key_id, name)
         payload = data[_HEAD.size :]
         if cipher is not None:
             try:
                 payload = cipher.decrypt(_nonce(counter), payload, data[: _HEAD.size])
             except InvalidTag:
                 raise RejectedDatagram("forged") from None
-        self._commit(run, key_id, cipher, (sender, boot), counter)
+            _keep(self._ciphers, (key_id, name), cipher, MAX_CIPHERS)
+        window = window or ReplayWindow()
+        window.commit(counter)
+        _keep(self._windows, name, window, MAX_RUNS)
         return NodeId(sender.hex()), boot, payload
 
     def _head_untrusted(self, data: bytes) -> tuple[bytes, bytes, bytes, int]:
@@ -179,24 +176,15 @@ class Opener:
             raise RejectedDatagram("key")
         return key_id, sender, boot, counter
 
-    def _cipher(self, run: _Run | None, key_id: bytes, sender: bytes, boot: bytes) -> ChaCha20Poly1305 | None:
+    def _cipher(self, key_id: bytes, name: _Name) -> ChaCha20Poly1305 | None:
         if not self._gossip_keys:
             return None
-        if run is not None and run.cipher is not None and run.key_id == key_id:
-            return run.cipher
-        return _run_cipher(self._gossip_keys[key_id], sender, boot)
+        return self._ciphers.get((key_id, name)) or _run_cipher(self._gossip_keys[key_id], *name)
 
-    def _commit(
-        self, run: _Run | None, key_id: bytes, cipher: ChaCha20Poly1305 | None, name: tuple[bytes, bytes], counter: int
-    ) -> None:
-        if run is None:
-            run = self._runs[name] = _Run()
-            if len(self._runs) > MAX_RUNS:
-                self._runs.popitem(last=False)
-        run.window.commit(counter)
-        self._runs.move_to_end(name)
-        run.key_id, run.cipher = key_id, cipher
-        self._ready[name] = run
-        self._ready.move_to_end(name)
-        if len(self._ready) > MAX_READY:
-            self._ready.popitem(last=False)[1].cipher = None
+
+def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> None:
+    """As the latest of at most so many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from meshd.errors import BadDatagram
 from meshd.identity.mesh_key import KeyRing, MeshKey
 from meshd.identity.sealed import (
+    MAX_CIPHERS,
     MAX_DATAGRAM_BYTES,
-    MAX_READY,
     MAX_RUNS,
     OVERHEAD_BYTES,
     WINDOW,
@@ -91,17 +91,17 @@ def test_strangers_leave_no_trace() -> None:
     for n in range(2000):
         forged[7:23] = n.to_bytes(16, "big")
         assert refused(opener, bytes(forged)) == "forged"
-    assert len(opener._runs) == 0  # the bound is the point
+    assert len(opener._windows) == 0  # the bound is the point
 
 
 def test_ciphers_are_kept_for_the_latest_runs_and_windows_for_all() -> None:
     opener = Opener(RING)
-    sealers = [Sealer(RING, ME, n.to_bytes(8, "big")) for n in range(MAX_READY + 50)]
+    sealers = [Sealer(RING, ME, n.to_bytes(8, "big")) for n in range(MAX_CIPHERS + 50)]
     first = sealers[0].seal(b"first")
     opener.open_untrusted(first)
     for sealer in sealers[1:]:
         opener.open_untrusted(sealer.seal(b"x"))
-    assert sum(run.cipher is not None for run in opener._runs.values()) == MAX_READY  # the bound is the point
+    assert len(opener._ciphers) == MAX_CIPHERS  # the bound is the point
     assert refused(opener, first) == "replayed"
     assert opener.open_untrusted(sealers[0].seal(b"again"))[2] == b"again"
 
@@ -110,7 +110,7 @@ def test_the_table_of_runs_is_bounded() -> None:
     opener = Opener(None)
     for n in range(MAX_RUNS + 50):
         opener.open_untrusted(Sealer(None, ME, n.to_bytes(8, "big")).seal(b""))
-    assert len(opener._runs) == MAX_RUNS  # the bound is the point
+    assert len(opener._windows) == MAX_RUNS  # the bound is the point
 
 
 @pytest.mark.parametrize(
