@@ -59,7 +59,7 @@ from meshd.node.fetcher import Fetcher
 from meshd.node.gap_watch import GapWatch
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
 from meshd.node.join_check import refuse_http_ports
-from meshd.node.key_watch import LOOK_S, watch_key
+from meshd.node.key_watch import watch_key
 from meshd.node.next_links import keep_links
 from meshd.node.notify import Notifier
 from meshd.node.route_memory import remember_routes
@@ -167,7 +167,7 @@ class Daemon:
             engine=self.engine,
             directory=self.directory,
             log=self.log,
-            on_verdict=self._on_verdict,
+            on_verdict=self._rebuild,
         )
         self.roster = Roster(identity.node_id, self.admitting.verdict)
         self.claims = ClaimWatch(self.roster, self.log)
@@ -195,7 +195,6 @@ class Daemon:
         )
         self.sealer = Sealer(ring, identity.node_id, identity.boot)
         self.opener = Opener(ring)
-        self._newest_ring = ring  # what the key file says; `ring` is what is used
         self.gossip = self._make_gossip()
         self.chain = ChainService(
             identity.node_id,
@@ -287,13 +286,13 @@ class Daemon:
     async def run(self, notifier: Notifier) -> None:
         """Until a signal; then drain and leave."""
         nursery = self.nursery
-        await self._sweep()
         await nursery.start(self.links.run, self.sockets.links)
         await nursery.start(self.gossip.run)
         nursery.start_soon(self.chain.run)
         nursery.start_soon(self._serve_streams)
         await nursery.start(self.server.run)
         self.announcer.listening(alone=self.ring is None and not self.config.insecure_lan)
+        await self._sweep()
         nursery.start_soon(self.admitting.run)
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
@@ -453,10 +452,11 @@ class Daemon:
         mine = next(member for member in members if member.node_id == self.identity.node_id)
         self.roster.set_self(mine.advert, self.health, proven=mine.advert.layers is not None)
         self.roster.set_peers(members)
-        self._on_verdict()
+        self._rebuild()
         self.admitting.look()
 
-    def _on_verdict(self) -> None:
+    def _rebuild(self) -> None:
+        """What gossip or admission says has changed."""
         self.gaps.look(self.roster.build(), self.serving.spec)
 
     def _on_addresses(self, addresses: tuple[Endpoint, ...]) -> None:
@@ -487,31 +487,14 @@ class Daemon:
             self.gossip.cloned(source)
 
     def _on_key(self, ring: KeyRing) -> None:
-        """Use a changed ring; where that is not possible now, keep the one in use and try until it is."""
-        self._newest_ring = ring
-        try:
-            self._use_key(ring)
-        except MeshdError as error:
-            self.log.emit("key", level="warning", text=f"kept the keys in use for now: {error.message}")
-            self.nursery.start_soon(self._use_key_later, ring)
-
-    def _use_key(self, ring: KeyRing) -> None:
-        """All of it or, with a MeshdError, nothing: datagrams under one ring and links under another find no room."""
+        """Use a changed ring, all of it or, with a MeshdError, nothing: datagrams under one ring and links under another find no
+        room."""
         security, guards = LinkTls(self.identity.key, ring), guards_of(self.config, ring)
         self.ring = ring
         self.sealer.rekey(ring)
         self.opener.rekey(ring)
         self.links.security = security
         self.app.guards = guards
-
-    async def _use_key_later(self, ring: KeyRing) -> None:
-        while self._newest_ring is ring:
-            await trio.sleep(LOOK_S)
-            with contextlib.suppress(MeshdError):
-                if self._newest_ring is ring:
-                    self._use_key(ring)
-                    self.log.emit("key", text=f"{ring.mesh_id()} is in use now")
-                    return
 
     async def _pull(self, name: str) -> None:
         await model.fetch(name, self.config.state, lambda line: self.log.emit("pull", level="debug", text=line))

@@ -1,7 +1,8 @@
 """Takes up a changed mesh key while the daemon runs, so that a rotation costs no link and no request.
 
-`meshd key add | use | drop` rewrite the file; every two seconds its stamp is looked at. A file that is damaged or gone is
-said once and changes nothing: a running room is worth more than a half-written file.
+`meshd key add | use | drop` rewrite the file; every two seconds its stamp is looked at. A file that is damaged or gone, or a
+key that cannot be used now, is said once and changes nothing, and is tried again at each look: a running room is worth more
+than a half-written file.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ LOOK_S: Final = 2.0
 
 
 async def watch_key(path: Path, ring: KeyRing, use: Callable[[KeyRing], None], log: EventLog) -> None:
-    """Call ``use`` with each new ring. Runs until cancelled."""
-    seen = _stamp(path)
+    """Call ``use``, which may raise a MeshdError and then has changed nothing, with each new ring. Runs until cancelled."""
+    seen, said = _stamp(path), ""
     while True:
         await trio.sleep(LOOK_S)
         now = _stamp(path)
         if now == seen:
             continue
-        seen = now
         try:
             changed = mesh_key.load(path)
+            if changed != ring:
+                use(changed)
+                ring = changed
+                log.emit("key", text=f"{ring.mesh_id()} sends, {len(ring.keys)} accepted")
         except MeshdError as error:
-            log.emit("key", level="warning", text=f"kept the keys in use: {error.message}")
-            continue
-        if changed != ring:
-            ring = changed
-            use(ring)
-            log.emit("key", text=f"{ring.mesh_id()} sends, {len(ring.keys)} accepted")
+            if error.message != said:
+                log.emit("key", level="warning", text=f"kept the keys in use for now: {error.message}")
+            said = error.message
+        else:
+            seen, said = now, ""
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,9 @@ import trio.testing
 from meshd import daemon as module
 from meshd.daemon import Daemon
 from meshd.errors import StateError
+from meshd.identity import mesh_key
 from meshd.identity.mesh_key import KeyRing, MeshKey
+from meshd.node.key_watch import watch_key
 
 
 def ring(number: int) -> KeyRing:
@@ -22,7 +27,7 @@ def ring(number: int) -> KeyRing:
 class Parts:
     """What a daemon hands a ring to. ``full``: no temporary folder can be written."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
         self.said: list[str] = []
         self.used: dict[str, Any] = {}
@@ -30,7 +35,6 @@ class Parts:
         monkeypatch.setattr(module, "guards_of", lambda _config, new: ("guards", new))
         self.daemon = Daemon.__new__(Daemon)
         vars(self.daemon).update(
-            nursery=nursery,
             config=None,
             identity=SimpleNamespace(key=None),
             sealer=SimpleNamespace(rekey=lambda new: self.used.update(sealer=new)),
@@ -50,14 +54,27 @@ class Parts:
         return self.used == {"sealer": new, "opener": new} and shown == (("tls", new), ("guards", new), new)
 
 
-def test_a_key_that_cannot_be_used_now_changes_nothing_and_is_used_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def watched(monkeypatch: pytest.MonkeyPatch, path: Path) -> AsyncIterator[Parts]:
+    """A daemon that uses ``ring(1)`` and watches its file."""
+    async with trio.open_nursery() as nursery:
+        parts = Parts(monkeypatch)
+        parts.daemon._on_key(ring(1))
+        mesh_key.save(path, ring(1))
+        nursery.start_soon(watch_key, path, ring(1), parts.daemon._on_key, parts.daemon.log)
+        await trio.testing.wait_all_tasks_blocked()
+        yield parts
+        nursery.cancel_scope.cancel()
+
+
+def test_a_key_that_cannot_be_used_now_changes_nothing_and_is_used_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        async with trio.open_nursery() as nursery:
-            parts = Parts(monkeypatch, nursery)
-            parts.daemon._on_key(ring(1))
+        async with watched(monkeypatch, tmp_path / "key") as parts:
             assert parts.all_use(ring(1))
             parts.full = True
-            parts.daemon._on_key(ring(2))
+            mesh_key.save(tmp_path / "key", ring(2))
             await trio.sleep(10)
             assert parts.all_use(ring(1))
             assert parts.said == ["warning kept the keys in use for now: no temporary folder can be used"]
@@ -68,14 +85,14 @@ def test_a_key_that_cannot_be_used_now_changes_nothing_and_is_used_later(monkeyp
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_key_that_waited_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_waited_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with trio.open_nursery() as nursery:
-            parts = Parts(monkeypatch, nursery)
+        async with watched(monkeypatch, tmp_path / "key") as parts:
             parts.full = True
-            parts.daemon._on_key(ring(2))
+            mesh_key.save(tmp_path / "key", ring(2))
+            await trio.sleep(3)
             parts.full = False
-            parts.daemon._on_key(ring(3))
+            mesh_key.save(tmp_path / "key", ring(3))
             await trio.sleep(10)
             assert parts.all_use(ring(3))
 
