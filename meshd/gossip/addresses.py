@@ -11,6 +11,7 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import psutil
@@ -72,3 +73,13 @@ def _wildcard_version(host: str) -> int | None:
 
 def _reachable(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return not (address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast)
+
+
+@lru_cache(maxsize=1024)
+def is_literal(host: str) -> bool:
+    """True for an address that needs no looking up. The scope of an IPv6 one belongs to it; IPv4 has none."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

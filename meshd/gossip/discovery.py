@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import trio
 
-from meshd.gossip.transport import is_literal
+from meshd.gossip.addresses import is_literal
 from meshd.vocabulary import Endpoint, NodeId, is_node_id
 
 SERVICE: Final = "_meshd._udp.local."

@@ -26,6 +26,7 @@ from meshd.directory import Member
 from meshd.errors import BadDatagram, MeshdError
 from meshd.gossip import addresses as own_addresses
 from meshd.gossip import peers_file
+from meshd.gossip.addresses import is_literal
 from meshd.gossip.core import GossipCore
 from meshd.gossip.discovery import Discovery
 from meshd.gossip.effects import Changed, Check, Effect, Event, Exchange, Send
@@ -33,7 +34,7 @@ from meshd.gossip.health_sampler import HealthSampler
 from meshd.gossip.limits import EXCHANGE_BYTES
 from meshd.gossip.settings import GossipSettings
 from meshd.gossip.statement import Sign, Verify
-from meshd.gossip.transport import Transport, UdpSocket, is_literal
+from meshd.gossip.transport import Transport, UdpSocket
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId
 

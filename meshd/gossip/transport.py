@@ -11,17 +11,16 @@ Raises LocalError when an address cannot be bound, naming address, port and flag
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Final, Protocol
 
 import trio
 
 from meshd.errors import LocalError
+from meshd.gossip.addresses import is_literal
 from meshd.vocabulary import Endpoint
 
 RECEIVE_BUFFER_BYTES: Final = 1 << 20
@@ -143,13 +142,3 @@ class Transport:
         if name != self._last_error:
             _log.info("sending to %s failed: %s (tried again with the next datagram)", to, name)
         self._last_error = name
-
-
-@lru_cache(maxsize=1024)
-def is_literal(host: str) -> bool:
-    """True for an address that needs no looking up. The scope of an IPv6 one belongs to it; IPv4 has none."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

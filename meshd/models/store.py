@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshd.errors import ModelNotFound, ModelRefused, StateError, StoreFull
-from meshd.models.disk import disk_errors as disk_errors  # noqa: PLC0414  # others take it from here
-from meshd.models.disk import flush
+from meshd.models.disk import disk_errors, flush
 from meshd.models.file_lock import FileLock
 from meshd.models.manifest import DTYPES, MANIFEST_FILE, Manifest, as_dtype, read_manifest
 from meshd.models.spec import ModelFolder, open_folder

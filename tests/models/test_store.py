@@ -12,9 +12,10 @@ import pytest
 
 from meshd.errors import ModelNotFound, ModelRefused, StateError, StoreFull
 from meshd.models.digest import make_manifest
+from meshd.models.disk import disk_errors
 from meshd.models.file_lock import FileLock
 from meshd.models.manifest import write_manifest
-from meshd.models.store import ModelStore, StoredModel, disk_errors
+from meshd.models.store import ModelStore, StoredModel
 from tests.models.checkpoints import CONFIG, write_model
 
 

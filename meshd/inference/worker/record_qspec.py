@@ -23,12 +23,13 @@ import torch
 from meshd.errors import MeshdError, ModelRefused
 from meshd.inference.worker.stage import Item, Stage
 from meshd.inference.worker.tensors import tensor_bytes
+from meshd.models.disk import disk_errors
 from meshd.models.golden import golden_prompts
 from meshd.models.headers import JSON_CAP_BYTES, parse_json_untrusted, read_capped
 from meshd.models.manifest import read_manifest
 from meshd.models.qspec_file import QspecWriter
 from meshd.models.spec import VALUE_BYTES
-from meshd.models.store import QSPEC_FILE, disk_errors
+from meshd.models.store import QSPEC_FILE
 from meshd.vocabulary import MB, LayerRange, ModelSpec
 
 _AT_ONCE_BYTES: Final = 256 * MB
