@@ -35,7 +35,6 @@ def advert_of(
     info: EngineInfo | None,
     entry: bool,
     draining: bool,
-    on_disk: tuple[str, ...] = (),
 ) -> Advert:
     """The advert as of now; gossip gives it its incarnation. Layers stand in it only while they can be run."""
     ready = info is not None and held.state == "ready"
@@ -61,7 +60,6 @@ def advert_of(
             capacity_mb=me.capacity_mb,
             layer_ms_1=info.layer_ms_1 if info else 0.0,
             layer_ms_64=info.layer_ms_64 if info else 0.0,
-            models=on_disk,
         ),
         entry=entry,
         draining=draining,
