@@ -286,13 +286,13 @@ class Daemon:
     async def run(self, notifier: Notifier) -> None:
         """Until a signal; then drain and leave."""
         nursery = self.nursery
+        await self._sweep()
         await nursery.start(self.links.run, self.sockets.links)
         await nursery.start(self.gossip.run)
         nursery.start_soon(self.chain.run)
         nursery.start_soon(self._serve_streams)
         await nursery.start(self.server.run)
         self.announcer.listening(alone=self.ring is None and not self.config.insecure_lan)
-        await self._sweep()
         nursery.start_soon(self.admitting.run)
         nursery.start_soon(self.keeper.run)
         nursery.start_soon(self.serving.run)
