@@ -9,7 +9,8 @@ Liveness here is about the connection: a link closes itself when its pings stay 
 waits for an answer judges much sooner, by `last_heard`. A peer's own pings say nothing of what reaches it, so only what else it
 sends counts as heard: one that can still speak but hears nothing is silent. Silence is counted in pings sent, none for more than
 its interval, and not in time passed, so a device that was suspended does not close its links on waking. What was borne while
-nobody watched does not count against whoever begins to.
+nobody watched does not count against whoever begins to. Long before that a link is `stuck`: one that is watched then says so
+(``when_stuck``), so that a new connection can be tried beside it while those who wait still have time.
 """
 
 from __future__ import annotations
@@ -40,15 +41,17 @@ from meshd.links.wire import Message
 from meshd.vocabulary import NodeId
 
 PINGS_KEPT: Final = 8
-STUCK_S: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTiming:
-    """How often to ping, while watched and while idle, and how long to bear silence: while watched, and in all."""
+    """How often to ping, while watched and while idle, how late a pong makes a link stuck (two lost segments in a row, by TCP's
+    least time-outs of 0.2 and 0.4 s), and how long to bear silence: while watched, and in all."""
 
     watched_ping_s: float = 0.25
     idle_ping_s: float = 2.0
+    watched_stuck_s: float = 0.6
+    idle_stuck_s: float = 1.5
     watched_silence_s: float = 10.0
     idle_silence_s: float = 30.0
 
@@ -69,6 +72,7 @@ class PeerLink:
     ) -> None:
         self.run_id = run_id
         self.bulk_link: Callable[[], Awaitable[PeerLink]] | None = None
+        self.when_stuck: Callable[[], None] = _nothing
         self._peer = peer
         self._transport = transport_of(transport)
         self.mux = mux  # also for this link's streams, as `room` is
@@ -119,7 +123,8 @@ class PeerLink:
         """True when a ping is long overdue and nothing else came meanwhile. A connection that was cut waits for its next
         retransmission, which after a cut of seconds is seconds away; a new one has no such past."""
         oldest = min(self._sent_at.values(), default=now)
-        return self.usable and now - max(oldest, self._last_heard) > STUCK_S
+        limit_s = self._timing.watched_stuck_s if self._watchers else self._timing.idle_stuck_s
+        return self.usable and now - max(oldest, self._last_heard) > limit_s
 
     @property
     def streams(self) -> int:
@@ -201,7 +206,7 @@ class PeerLink:
                 stream.break_off(lost)
             self._streams.clear()
             self.room.unpark_all()
-            self.bulk_link = None
+            self.bulk_link, self.when_stuck = None, _nothing
             transport, self._transport = self._transport, ClosedTransport()
             await trio.aclose_forcefully(transport)
 
@@ -245,7 +250,12 @@ class PeerLink:
             asked_at = trio.current_time()
             with trio.move_on_after(interval_s):
                 await self._hurry.park()
-            self._bear(min(interval_s, trio.current_time() - asked_at), watched=watched)
+            now = trio.current_time()
+            self._bear(min(interval_s, now - asked_at), watched=watched)
+            if (
+                self._watchers and now - asked_at < 2 * interval_s and self.stuck(now)
+            ):  # not after a pause of this process
+                self.when_stuck()
 
     def _bear(self, silence_s: float, *, watched: bool) -> None:
         """So long after a ping nothing came, as far as is known here: too long, and the link is closed."""
@@ -327,3 +337,7 @@ class PeerLink:
         if len(self._streams) > self.mux.streams and not self._dispatching:
             self._streams = {key: stream for key, stream in self._streams.items() if self.mux.is_live(key)}
             self.room.unpark_all()
+
+
+def _nothing() -> None:
+    """Nobody replaces this connection."""

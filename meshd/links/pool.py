@@ -150,8 +150,8 @@ class LinkPool:
         """The node lives: forget its back-off. If its connection does not, as after a cut, it is replaced."""
         self._backoff.heard(node_id)
         link = self.live(node_id)
-        if link is not None and link.stuck(trio.current_time()) and self._nursery is not None and not self._closing:
-            self._nursery.start_soon(self._freshen, node_id)
+        if link is not None and link.stuck(trio.current_time()):
+            self._begin_to_freshen(node_id)
 
     def close(self, node_id: NodeId, reason: str = "closed here") -> None:
         """Drop every connection to a node; its loss is not reported."""
@@ -244,6 +244,10 @@ class LinkPool:
             raise LinkLost(f"{node_id[:8]} did not answer within {deadline_s:g} s")
         if dialling.error is not None:
             raise dialling.error.with_traceback(None)
+
+    def _begin_to_freshen(self, node_id: NodeId) -> None:
+        if self._nursery is not None and not self._closing and (node_id, MAIN) not in self._dialling:
+            self._nursery.start_soon(self._freshen, node_id)
 
     async def _freshen(self, node_id: NodeId) -> None:
         """Try for a new connection beside one that does not answer, for a moment."""
@@ -344,6 +348,7 @@ class LinkPool:
         nursery = self._running()
         if role == MAIN:
             link.bulk_link = lambda: self._bulk(link)
+            link.when_stuck = lambda: self._begin_to_freshen(link.peer)
         pair = self._links.setdefault(link.peer, {MAIN: [], BULK: []})
         for other in (*pair[MAIN], *pair[BULK]):
             if other.run_id != link.run_id:  # its process is gone, though nobody may have told this connection

@@ -15,7 +15,6 @@ from meshd.errors import LinkLost, LocalError, PeerError, WrongPeer
 from meshd.identity.block_list import BlockList
 from meshd.identity.mesh_key import KeyRing, MeshKey
 from meshd.identity.node_key import NodeKey
-from meshd.links import peer_link
 from meshd.links.peer_link import LinkTiming, PeerLink
 from meshd.links.pool import LinkPool, PoolSettings, bound, listen
 from meshd.links.tls import LinkTls
@@ -565,14 +564,15 @@ class Way:
                 await target.send_all(data)
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_connection_that_hangs_is_replaced(heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a cut the old connection waits for its retransmission; a datagram from the peer, or a caller, tries a new one."""
-    monkeypatch.setattr(peer_link, "STUCK_S", 0.2)
+@pytest.mark.parametrize("who", ["gossip", "caller", "watcher"])
+def test_a_connection_that_hangs_is_replaced(who: str) -> None:
+    """After a cut the old connection waits for its retransmission; a datagram from the peer, a caller, or whoever watches it
+    tries a new one."""
 
     async def test() -> None:
         book: dict[NodeId, Sequence[Endpoint]] = {}
-        quick = PoolSettings(timing=LinkTiming(idle_ping_s=0.05), fresh_wait_s=5.0)
+        timing = LinkTiming(idle_ping_s=0.05, idle_stuck_s=0.2, watched_ping_s=0.05, watched_stuck_s=0.2)
+        quick = PoolSettings(timing=timing, fresh_wait_s=5.0)
         a, b = Node(KEYS[0], None, book, settings=quick), Node(KEYS[1], None, book)
         async with room(a, b), trio.open_nursery() as nursery:
             way = Way(b.endpoint)
@@ -583,8 +583,11 @@ def test_a_connection_that_hangs_is_replaced(heard: bool, monkeypatch: pytest.Mo
             a.pool.heard(b.node_id)
             assert await a.pool.get(b.node_id) is old  # it answers
             way.cuts += 1
-            await until(lambda: old.stuck(trio.current_time()))
-            if heard:
+            if who == "watcher":
+                async with old.watch():
+                    await old.closed()
+            await until(lambda: old.stuck(trio.current_time()) or old.reason is not None)
+            if who == "gossip":
                 a.pool.heard(b.node_id)
                 await until(lambda: a.pool.live(b.node_id) is not old)
             new = await a.pool.get(b.node_id)
