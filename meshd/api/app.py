@@ -102,7 +102,7 @@ class App:
             Route("GET", "/v1/routing", read, self._routing),
             Route("GET", "/v1/models", read, self._models),
             Route("GET", _MODEL_PATH, read, self._one_model),
-            Route("POST", "/chain", infer, self._owner(self._chain)),
+            Route("POST", "/chain", infer, self._owner(self._chain, chain_api.deadline_s)),
             Route("POST", "/v1/chat/completions", infer, self._owner(self._chat)),
             Route("POST", "/v1/completions", infer, self._owner(self._completion)),
             Route("POST", "/embed", infer, self._embed, body_bytes=wire),
@@ -148,7 +148,9 @@ class App:
 
     # --- requests that an entry owns ----------------------------------------------------------------------------------
 
-    def _owner(self, run: _Owned) -> Callable[[Request, Writer], Reply]:
+    def _owner(
+        self, run: _Owned, deadline_s: Callable[[Fields], float | None] = lambda _fields: None
+    ) -> Callable[[Request, Writer], Reply]:
         """A handler that reads the body, finds who can own the request, and counts it while it runs."""
 
         async def handler(request: Request, writer: Writer) -> Response | None:
@@ -159,16 +161,17 @@ class App:
                 own = owner(self._node)
                 if own is not None and model in ("", own.spec.name, own.spec.digest):
                     return await run(fields, own, request, writer)
-                return await self._pass_on(request, writer, model)
+                return await self._pass_on(request, writer, model, deadline_s(fields))
 
         return handler
 
-    async def _pass_on(self, request: Request, writer: Writer, model: str) -> Response | None:
+    async def _pass_on(self, request: Request, writer: Writer, model: str, deadline_s: float | None) -> Response | None:
         """Let another node answer: this one has no text side, or serves another model."""
         digest = self._digest_of(model) if model else ""
         if self._node.pass_on is None or request.passed_on:
             raise not_ready(self._node)
-        return await self._node.pass_on(replace(request, passed_on=True), writer, digest=digest)
+        passed = replace(request, passed_on=True)
+        return await self._node.pass_on(passed, writer, digest=digest, deadline_s=deadline_s)
 
     def _digest_of(self, model: str) -> str:
         """Which model is meant. Raises StageUnavailable if it is known here but lacks layers, ModelNotFound if it is not."""
@@ -187,7 +190,7 @@ class App:
 
     async def _chain(self, fields: Fields, own: Owner, request: Request, writer: Writer) -> Response | None:
         async def run(way_out: Writer) -> Response | None:
-            asked = await chain_api.read(fields, own, self._node, request.tenant)
+            asked = await chain_api.read(fields, own, self._node, request)
             return await chain_api.answer_chain(asked, own, self._node, request, way_out)
 
         if beat.HEADER in request.headers and fields.flag("stream"):

@@ -54,7 +54,12 @@ class _Source:
     ids: tuple[int, ...]
 
 
-async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
+def deadline_s(fields: Fields) -> float:
+    """How long the client waits, in all. Raises CallerError."""
+    return fields.integer("deadline_ms", 60_000, 1, MAX_DEADLINE_MS) / 1000
+
+
+async def read(fields: Fields, owner: Owner, node: Node, asked: Request) -> Asked:
     """The request that the body asks for. Raises CallerError, ContextLengthExceeded, BadRoute, ModelChanged."""
     refuse_unsupported(fields)
     max_tokens = fields.integer("max_tokens", 1, 1, MAX_TOKENS)
@@ -63,7 +68,7 @@ async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
     stream = fields.flag("stream")
     drafts = fields.flag("drafts", True)
     kv = fields.choice("kv", ("sticky", "stateless"))
-    deadline_ms = fields.integer("deadline_ms", 60_000, 1, MAX_DEADLINE_MS)
+    left_s = deadline_s(fields) - asked.waited_s
     forced = _forced(fields, owner, sampling.temperature)
     pinned = _pinned(fields, node.directory())
     source = await _prompt(fields, owner)
@@ -77,8 +82,8 @@ async def read(fields: Fields, owner: Owner, node: Node, tenant: str) -> Asked:
         forced=forced,
         pinned=pinned,
         sticky=node.sticky if kv is None else kv == "sticky",
-        deadline_s=deadline_ms / 1000,
-        tenant=tenant,
+        deadline_s=max(0.0, left_s),
+        tenant=asked.tenant,
         drafts=drafts,
     )
     return Asked(request, stops, stream)

@@ -39,7 +39,8 @@ SECURITY_HEADERS: Headers = (
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request. ``client`` is the peer's address; ``tenant`` names the key it came with ("" for the room's own), so that
-    cached prompts are never shared between keys; ``passed_on`` marks one that another node could not answer."""
+    cached prompts are never shared between keys; ``passed_on`` marks one that another node could not answer, and ``waited_s`` is
+    how long that one had it: its deadline has not begun anew."""
 
     method: str
     path: str
@@ -50,6 +51,7 @@ class Request:
     request_id: str = ""
     tenant: str = ""
     passed_on: bool = False
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

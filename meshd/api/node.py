@@ -46,10 +46,13 @@ class NodeFacts:
 
 
 class PassOn(Protocol):
-    """Lets an entry of the room answer. ``digest`` names the model it must serve ("": this room's). It raises NotReady when
-    there is no such entry; the request it hands over is marked ``passed_on``, and the entry's `App.take_over` answers it."""
+    """Lets an entry of the room answer. ``digest`` names the model it must serve ("": this room's), ``deadline_s`` the time that
+    the client gives. It raises NotReady when there is no such entry, DeadlineExceeded when none answered in time; the request it
+    hands over is marked ``passed_on``, and the entry's `App.take_over` answers it."""
 
-    async def __call__(self, request: Request, writer: Writer, *, digest: str) -> Response | None: ...
+    async def __call__(
+        self, request: Request, writer: Writer, *, digest: str, deadline_s: float | None
+    ) -> Response | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

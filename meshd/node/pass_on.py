@@ -3,23 +3,33 @@
 The stream's first message is the request; the answer comes back as ``start`` (status and headers) and ``part`` messages, as the
 other side's handler makes them. Leaving either side cancels the other: the client's disconnect travels all the way. The node
 that was asked checks the key; the link proves that it is a member.
+
+The link is watched meanwhile, and an entry that is silent is given up as soon as a hop of a route would be: a machine that lost
+its power tells nobody. The client's deadline is the asked node's to keep, and goes on counting at the entry.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import trio
 
 from meshd.api.app import App
 from meshd.api.message import Headers, Request, Response, Writer, error_response, leaf_error
+from meshd.chain.evidence import SILENCE_S
+from meshd.chain.session import PAUSED_S
 from meshd.directory import Directory, Member
-from meshd.errors import BadFrame, Busy, MeshdError, NotReady, PeerError
+from meshd.errors import BadFrame, Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import NodeId
 
 KIND: Final = "http"
+MAX_WAITED_S: Final = 24 * 3600.0
+LATE_S: Final = 0.25  # the entry's own word that the time is over may still come
 _FORWARDED: Final = (
     "content-type",
     "accept",
@@ -30,24 +40,41 @@ _FORWARDED: Final = (
 
 class Passer:
     """Implements `meshd.api.node.PassOn`. Entries are tried nearest first; one that cannot be reached, or takes nothing now (it
-    has begun to drain, or is full), costs only time."""
+    has begun to drain, or is full), costs only time. One whose link broke is tried once more at the end: it may have been the
+    link alone."""
 
     def __init__(self, links: Links, directory: Callable[[], Directory]) -> None:
         self._links = links
         self._directory = directory
 
-    async def __call__(self, request: Request, writer: Writer, *, digest: str) -> Response | None:
+    async def __call__(
+        self, request: Request, writer: Writer, *, digest: str, deadline_s: float | None
+    ) -> Response | None:
+        wait_s = math.inf if deadline_s is None else deadline_s + LATE_S
+        with trio.move_on_after(wait_s):
+            return await self._ask_each(request, writer, digest)
+        raise DeadlineExceeded(f"no entry of this room answered within the {deadline_s:g} s that the request gives")
+
+    async def _ask_each(self, request: Request, writer: Writer, digest: str) -> Response | None:
+        began = trio.current_time()
         last: MeshdError | None = None
         busy: Busy | None = None
-        for member in entries(self._directory(), digest):
+        again = set[NodeId]()
+        left = deque(member.node_id for member in entries(self._directory(), digest))
+        while left:
+            entry = left.popleft()
             try:
-                link = await self._links.get(member.node_id)
-                return await _hand_over(link, request, writer)
+                link = await self._links.get(entry)
+                waited_s = request.waited_s + trio.current_time() - began
+                return await _hand_over(link, replace(request, waited_s=waited_s), writer)
             except (PeerError, NotReady, Busy) as error:
                 if writer.started:  # for its client this node is the entry, and can no longer go on
                     raise NotReady(f"the entry that answered in this node's place is gone: {error.message}") from error
                 last = error
                 busy = error if isinstance(error, Busy) else busy
+                if isinstance(error, LinkLost) and entry not in again:
+                    again.add(entry)
+                    left.append(entry)
         if busy is not None:  # tells when to come again
             raise busy
         raise NotReady(last.message if last else "no node of this room can take requests for this model now")
@@ -82,20 +109,37 @@ async def _hand_over(link: Link, request: Request, writer: Writer) -> Response |
         "headers": headers,
         "id": request.request_id,
         "tenant": request.tenant,
+        "waited_ms": int(request.waited_s * 1000),
     }
-    stream = await link.open(Message(KIND, head, request.body))
-    try:  # our side stays open: its cancelling is how the entry learns that the client left
-        while (message := await stream.receive()) is not None:
-            if message.kind == "whole":
-                status, pairs = _start_untrusted(message.head)
-                return Response(status, message.body, pairs)
-            if message.kind == "start":
-                await writer.start(*_start_untrusted(message.head))
-            else:
-                await writer.send(message.body)
-        return None
-    finally:
-        stream.cancel()
+    async with link.watch():
+        stream = await link.open(Message(KIND, head, request.body))
+        try:  # our side stays open: its cancelling is how the entry learns that the client left
+            while (message := await _next(link, stream)) is not None:
+                if message.kind == "whole":
+                    status, pairs = _start_untrusted(message.head)
+                    return Response(status, message.body, pairs)
+                if message.kind == "start":
+                    await writer.start(*_start_untrusted(message.head))
+                else:
+                    await writer.send(message.body)
+            return None
+        finally:
+            stream.cancel()
+
+
+async def _next(link: Link, stream: Stream) -> Message | None:
+    """As `Stream.receive`, and raises LinkLost once nothing is heard of the peer any more. A pause of this process is not its
+    silence."""
+    since = trio.current_time()
+    while True:
+        silent_at = max(since, link.last_heard) + SILENCE_S
+        with trio.move_on_at(silent_at):
+            return await stream.receive()
+        now = trio.current_time()
+        if now > silent_at + PAUSED_S:
+            since = now
+        elif link.last_heard + SILENCE_S <= now:
+            raise LinkLost(f"{link.peer[:8]} has been silent for {SILENCE_S:g} s")
 
 
 def _start_untrusted(head: Mapping[str, Any]) -> tuple[int, Headers]:
@@ -171,6 +215,9 @@ def _request_untrusted(message: Message, peer: NodeId) -> Request:
     headers = head.get("headers")
     if not all(isinstance(text, str) for text in texts.values()) or not isinstance(headers, dict):
         raise BadFrame("a passed-on request that is not one")
+    waited_ms = head.get("waited_ms", 0)
+    if not isinstance(waited_ms, int) or not 0 <= waited_ms <= MAX_WAITED_S * 1000:
+        raise BadFrame("a passed-on request that waited for no length of time")
     return Request(
         method=str(texts["method"]),
         path=str(texts["path"]),
@@ -180,4 +227,5 @@ def _request_untrusted(message: Message, peer: NodeId) -> Request:
         request_id=str(texts["id"]),
         tenant=str(texts["tenant"]),
         passed_on=True,
+        waited_s=waited_ms / 1000,
     )

@@ -20,9 +20,13 @@ class Passed:
 
     def __init__(self) -> None:
         self.requests: list[tuple[Request, str]] = []
+        self.deadlines_s: list[float | None] = []
 
-    async def __call__(self, request: Request, writer: Writer, *, digest: str) -> Response | None:
+    async def __call__(
+        self, request: Request, writer: Writer, *, digest: str, deadline_s: float | None
+    ) -> Response | None:
         self.requests.append((request, digest))
+        self.deadlines_s.append(deadline_s)
         await writer.start(200, (("Content-Type", "application/json"),))
         await writer.send(b'{"passed":')
         await writer.send(b"true}")
@@ -41,6 +45,7 @@ def test_a_node_without_text_passes_requests_on(path: str) -> None:
         (path, b'{"prompt":"hi"}', True, ""),
         (path, b'{"prompt":"hi","model":"tiny"}', True, "d1"),
     ]
+    assert passed.deadlines_s == [60.0 if path == "/chain" else None] * 2
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -100,6 +105,9 @@ def test_what_was_passed_on_is_answered_and_never_passed_on_again() -> None:
         assert answer is not None
         assert b'"text":"a"' in answer.body
         assert rig.chain.requests[0].tenant == "t1"
+        await App(rig.node()).take_over(replace(request, waited_s=58.5), Collect())
+        await App(rig.node()).take_over(replace(request, waited_s=70.0), Collect())
+        assert [asked.deadline_s for asked in rig.chain.requests] == [60.0, 1.5, 0.0]
         rig = Rig(text=None, pass_on=Passed())
         with pytest.raises(NotReady):
             await App(rig.node()).take_over(request, Collect())
@@ -111,7 +119,9 @@ def test_what_was_passed_on_is_answered_and_never_passed_on_again() -> None:
 
 
 def test_requests_are_counted_while_they_run_whatever_ends_them() -> None:
-    async def json_answer(request: Request, writer: Writer, *, digest: str) -> Response | None:
+    async def json_answer(
+        request: Request, writer: Writer, *, digest: str, deadline_s: float | None
+    ) -> Response | None:
         return json_response({})
 
     async def main() -> None:

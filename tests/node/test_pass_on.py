@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import cast
 
 import pytest
 import trio
+import trio.testing
 
 from meshd.api.app import App
 from meshd.api.message import Headers, Request
 from meshd.directory import Directory
-from meshd.errors import Busy, LinkLost, MeshdError, NotReady, PeerError, StageUnavailable, WrongPeer
+from meshd.errors import Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError, StageUnavailable, WrongPeer
 from meshd.links.wire import Link
 from meshd.node.pass_on import Passer, entries, take_over
 from meshd.vocabulary import LayerRange, NodeId
@@ -69,23 +70,28 @@ def test_what_a_peer_did_is_not_the_clients_affair(problem: PeerError) -> None:
 
     async def main() -> None:
         with pytest.raises(NotReady, match=problem.message):
-            await passer(Request("POST", "/chain", body=b"{}"), Client(), digest="")
+            await passer(Request("POST", "/chain", body=b"{}"), Client(), digest="", deadline_s=None)
 
     trio.run(main)
-    assert links.asked == [N2]
+    assert links.asked == [N2] * (2 if isinstance(problem, LinkLost) else 1)  # a link alone may have broken
 
 
 N3 = NodeId("3" * 32)
 ROOM = Directory(N1).replace([member(N1, "n1", None), member(N2, "n2", (0, 30)), member(N3, "n3", (0, 30))])
 
 
+async def serve(links: FakeLinks, app: App) -> None:
+    async with aclosing(cast(AsyncGenerator[Inbound], links.inbound())) as inbound:
+        async for peer, message, stream in inbound:
+            with suppress(MeshdError):  # who asked has left
+                await take_over(app, peer, message, stream)
+
+
+ASKED = Request("POST", "/chain", body=b'{"prompt": "hi"}')
+
+
 def asked_of(first: Rig, second: Rig) -> tuple[int, bytes]:
     """What a client of an entry without layers is answered where ``first`` is asked first."""
-
-    async def serve(links: FakeLinks, app: App) -> None:
-        async with aclosing(cast(AsyncGenerator[Inbound], links.inbound())) as inbound:
-            async for peer, message, stream in inbound:
-                await take_over(app, peer, message, stream)
 
     async def main() -> tuple[int, bytes]:
         net = FakeNet()
@@ -94,7 +100,7 @@ def asked_of(first: Rig, second: Rig) -> tuple[int, bytes]:
             nursery.start_soon(serve, net.join(N2), App(first.node()))
             nursery.start_soon(serve, net.join(N3), App(second.node()))
             with trio.fail_after(5):
-                answer = await passer(Request("POST", "/chain", body=b'{"prompt": "hi"}'), Client(), digest="")
+                answer = await passer(ASKED, Client(), digest="", deadline_s=None)
             nursery.cancel_scope.cancel()
         assert answer is not None
         return answer.status, answer.body
@@ -136,3 +142,48 @@ def test_where_all_are_full_or_leave_the_client_hears_when_to_come_again() -> No
     with pytest.raises(ExceptionGroup) as caught:
         asked_of(draining(), draining())
     assert isinstance(caught.value.exceptions[0], NotReady)
+
+
+def test_an_entry_that_falls_silent_is_left_for_another_and_the_deadline_goes_on() -> None:
+    second = Rig(FakeChain(tuple(b"yes")))
+
+    async def main() -> float:
+        net = FakeNet()
+        passer = Passer(net.join(N1), lambda: ROOM)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            net.join(N2)  # takes the request and never says anything
+            nursery.start_soon(serve, net.join(N3), App(second.node()))
+            nursery.start_soon(freeze_soon, net, N2)
+            answer = await passer(ASKED, Client(), digest="", deadline_s=60.0)
+            nursery.cancel_scope.cancel()
+        assert answer is not None
+        assert b'"text":"y"' in answer.body
+        return trio.current_time() - began
+
+    took_s = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert 1.5 < took_s < 2.0
+    left_s = second.chain.requests[0].deadline_s
+    assert left_s is not None
+    assert 58.0 < left_s < 58.6
+
+
+async def freeze_soon(net: FakeNet, node: NodeId) -> None:
+    await trio.sleep(0.1)
+    net.freeze(node)
+
+
+@pytest.mark.parametrize("deadline_s", [0.2, 1.0, 4.0])
+def test_the_client_is_told_in_time_when_nobody_answers(deadline_s: float) -> None:
+    async def main() -> float:
+        net = FakeNet()
+        passer = Passer(net.join(N1), lambda: ROOM)
+        net.join(N2)
+        net.join(N3)  # live, and both keep silent about the request
+        began = trio.current_time()
+        with pytest.raises(DeadlineExceeded, match="no entry of this room"):
+            await passer(ASKED, Client(), digest="", deadline_s=deadline_s)
+        return trio.current_time() - began
+
+    took_s = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert deadline_s <= took_s < deadline_s + 0.5
