@@ -42,7 +42,9 @@ def build(request: dict[str, Any], wheels: BinaryIO) -> dict[str, Any]:
     place.mkdir(parents=True)
     carried = place / "wheels"
     with tarfile.open(fileobj=wheels, mode="r|") as tar:
-        tar.extractall(carried, filter="data")
+        # Debian 12's 3.11.2 has neither the filters nor an argument for them; what is sent is the administrator's own.
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
+        tar.extractall(carried)  # noqa: S202 - filtered where that is known
     venv = [sys.executable, "-m", "venv"]
     if request["system_site_packages"]:
         venv.append("--system-site-packages")

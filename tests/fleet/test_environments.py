@@ -1,0 +1,36 @@
+"""What the device's half does with the wheels that it is sent."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshd.fleet.device import environments
+
+
+def test_a_python_whose_tarfile_knows_no_filters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Debian 12, and so most boards, has 3.11.2; the filters came with 3.11.4."""
+    carried: list[str] = []
+    extractall = tarfile.TarFile.extractall
+
+    def without_filter(self: tarfile.TarFile, path: str | Path = ".", members: Any = None) -> None:
+        extractall(self, path, members)
+        carried.extend(sorted(entry.name for entry in Path(path).iterdir()))
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", without_filter)
+    monkeypatch.delattr(tarfile, "data_filter")
+    monkeypatch.setattr(environments, "must", lambda *_words, **_more: "1.2")
+    monkeypatch.setattr(environments, "_pip", lambda *_words: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with io.BytesIO() as wheels:
+        with tarfile.open(fileobj=wheels, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("meshd-1.2-py3-none-any.whl"))
+        wheels.seek(0)
+        request = {"stamp": "1.2-abc", "wheel": "meshd-1.2-py3-none-any.whl", "engine": False}
+        about = environments.build({**request, "system_site_packages": False}, wheels)
+    assert carried == ["meshd-1.2-py3-none-any.whl"]
+    assert about == {"version": "1.2", "engine": False, "warning": ""}
