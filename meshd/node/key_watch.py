@@ -23,7 +23,8 @@ LOOK_S: Final = 2.0
 
 async def watch_key(path: Path, ring: KeyRing, use: Callable[[KeyRing], None], log: EventLog) -> None:
     """Call ``use``, which may raise a MeshdError and then has changed nothing, with each new ring. Runs until cancelled."""
-    seen, said = _stamp(path), ""
+    seen: tuple[int, int] | None = (0, 0)  # no file's: it may have changed since ``ring`` was read
+    said = ""
     while True:
         await trio.sleep(LOOK_S)
         now = _stamp(path)

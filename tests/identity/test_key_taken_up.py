@@ -55,12 +55,12 @@ class Parts:
 
 
 @asynccontextmanager
-async def watched(monkeypatch: pytest.MonkeyPatch, path: Path) -> AsyncIterator[Parts]:
-    """A daemon that uses ``ring(1)`` and watches its file."""
+async def watched(monkeypatch: pytest.MonkeyPatch, path: Path, *, written: int = 1) -> AsyncIterator[Parts]:
+    """A daemon that uses ``ring(1)`` and watches its file, which holds ``ring(written)`` as it begins to."""
     async with trio.open_nursery() as nursery:
         parts = Parts(monkeypatch)
         parts.daemon._on_key(ring(1))
-        mesh_key.save(path, ring(1))
+        mesh_key.save(path, ring(written))
         nursery.start_soon(watch_key, path, ring(1), parts.daemon._on_key, parts.daemon.log)
         await trio.testing.wait_all_tasks_blocked()
         yield parts
@@ -95,5 +95,16 @@ def test_a_key_that_waited_does_not_undo_a_newer_one(monkeypatch: pytest.MonkeyP
             mesh_key.save(tmp_path / "key", ring(3))
             await trio.sleep(10)
             assert parts.all_use(ring(3))
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_key_that_changed_while_the_daemon_started_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rotation waits for this daemon to take the key up, and its start has read the file before."""
+
+    async def scenario() -> None:
+        async with watched(monkeypatch, tmp_path / "key", written=2) as parts:
+            await trio.sleep(3)
+            assert parts.all_use(ring(2))
 
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
