@@ -27,7 +27,7 @@ from meshd.chain.service import ChainService
 from meshd.config import Config, load
 from meshd.directory import Directory, Member
 from meshd.errors import MeshdError
-from meshd.eventlog import EventLog
+from meshd.eventlog import EventLog, takes
 from meshd.gossip.addresses import advertised, interfaces
 from meshd.gossip.node import STREAM_KINDS, GossipOptions, GossipService
 from meshd.gossip.settings import PRESETS
@@ -84,8 +84,10 @@ Signalled = Callable[[], Awaitable[None]]
 def start(argv: Sequence[str]) -> int:
     """``meshd start``: run until told to stop; the exit status."""
     config = load(argv)
+    told = logging.StreamHandler(sys.stderr)
+    told.addFilter(lambda _record: takes(sys.stderr))  # a terminal that was stopped must not stop the node
     logging.basicConfig(
-        stream=sys.stderr, level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", force=True
+        handlers=[told], level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", force=True
     )
     try:
         trio.run(_run, config)

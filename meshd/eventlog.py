@@ -2,11 +2,16 @@
 
 Owns the form of an event: ``ev`` (what), ``node`` and ``name`` (whom it is about; this node where nothing else is said), ``t``
 (wall clock, for people only; nothing in meshd compares it), and plain fields. Never prompts, answers or residuals.
+
+Serving matters more than telling: a line that the output does not take now (a full disk, a terminal that was stopped, a pipe that
+nobody reads) is lost, and how many were is said once it takes lines again.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import select
 import sys
 import time
 from collections import deque
@@ -41,6 +46,7 @@ class EventLog:
         self._out = out
         self._wall_clock = wall_clock
         self._mute = False
+        self._lost_lines = 0
         self._subscribers: dict[object, Subscriber] = {}
         self.recent: deque[Event] = deque(maxlen=REMEMBERED)
 
@@ -81,13 +87,38 @@ class EventLog:
         if self._mute:
             return
         out = self._out if self._out is not None else sys.stdout
-        line = json.dumps(event, ensure_ascii=False, default=str) if self._form == "json" else _text(event)
+        if not takes(out):
+            self._lost_lines += 1
+            return
         try:
-            out.write(line + "\n")
+            out.write(self._with_loss(event) + self._line(event))
             out.flush()
-        except (OSError, ValueError):
-            # The reader of our stdout went away (a closed pipe, a full disk). Serving matters more than telling.
+            self._lost_lines = 0
+        except OSError as error:
+            self._lost_lines += 1
+            self._mute = error.errno == errno.EPIPE  # who read it is gone for good; a disk may have room again
+        except ValueError:  # a closed file
             self._mute = True
+
+    def _with_loss(self, event: Event) -> str:
+        """The line before this event's, where lines were lost since the last one that was written."""
+        if not self._lost_lines:
+            return ""
+        lost = {"ev": "lost", "node": self._self[0], "name": self._self[1], "t": event["t"], "level": "warning"}
+        return self._line({**lost, "text": f"{self._lost_lines} lines: the output did not take them"})
+
+    def _line(self, event: Event) -> str:
+        return (json.dumps(event, ensure_ascii=False, default=str) if self._form == "json" else _text(event)) + "\n"
+
+
+def takes(stream: TextIO) -> bool:
+    """Whether a line (up to the 4 KiB of a pipe's page) can be written without waiting. What cannot be asked is believed to."""
+    try:
+        asked = select.poll()
+        asked.register(stream.fileno(), select.POLLOUT)
+        return bool(asked.poll(0))
+    except (OSError, ValueError, AttributeError):
+        return True
 
 
 def _text(event: Event) -> str:
