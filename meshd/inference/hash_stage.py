@@ -23,7 +23,7 @@ from typing import Final
 from meshd.errors import BadTensor, Busy, NeedRows, RangeNotHeld
 from meshd.inference.engine import Choice, Opening, Ran, Run, Sampling
 from meshd.inference.hash_draw import RANKS, drawn_rank, logprob
-from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache, chain_of, usable_tokens
+from meshd.inference.prefix_cache import Chain, PrefixCache, chain_of, usable_tokens
 from meshd.vocabulary import LayerRange, SessionId
 
 ROW_BYTES: Final = 16
@@ -209,11 +209,11 @@ class HashSessions:
     def drop(self, session: SessionId) -> None:
         """Forget a session that has ended, in every range, and keep the beginning of its prompt."""
         for key in [key for key in self._states if key[0] == session]:
-            state, chain = self._states[key], self._prompts.get(key, ())
+            state, chain = self._states[key], self._prompts.get(key, Chain())
             self._forget(key)
-            size = len(chain) * BLOCK_TOKENS * self._per_token_layer * len(key[1])
-            if len(state) >= len(chain) * BLOCK_TOKENS and self.prefixes.wants(chain, size, state.used_at):
-                self.prefixes.keep(chain, state.copy(len(chain) * BLOCK_TOKENS), size, state.used_at)
+            size = chain.tokens * self._per_token_layer * len(key[1])
+            if len(state) >= chain.tokens and self.prefixes.wants(chain, size, state.used_at):
+                self.prefixes.keep(chain, state.copy(chain.tokens), size, state.used_at)
                 self.prefixes.release(self._used_bytes + self.prefixes.used_bytes - self.kv_total_bytes)
         for key in [key for key in self._prompts if key[0] == session]:
             del self._prompts[key]

@@ -60,7 +60,7 @@ def test_a_second_turn_computes_only_what_is_new() -> None:
             assert cached(out) == len(CHAT) // 32 * 32, (
                 "positions of the answer are not reused: they had other roundings"
             )
-            assert cached(await ask(room, turn, 16)) == len(turn) // 32 * 32
+            assert cached(await ask(room, turn, 16)) == len(turn) - 1, "the very same prompt is kept to its end"
 
     run(main)
 

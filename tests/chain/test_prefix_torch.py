@@ -33,8 +33,13 @@ def test_warm_equals_cold(tmp_path: Path) -> None:
             cold = await room.ask(request)
             assert cold.finished.cached_tokens == 0
             warm = await room.ask(request)
-            assert warm.finished.cached_tokens == 128
+            assert warm.finished.cached_tokens == 132
             assert warm.choices == cold.choices, "tokens, logits and probabilities, every bit"
+            first = await room.ask(replace(request, max_tokens=1))
+            assert first.choices == cold.choices[:1]
+            assert [hop.compute_ms for hop in first.finished.route] == [0.0, 0.0], "nothing was computed"
+            drawn = replace(request, sampling=Sampling(temperature=1.0, seed=7, logprobs=3))
+            assert (await room.ask(drawn)).choices == (await room.ask(replace(drawn, tenant="e"))).choices
             other = await room.ask(replace(request, tenant="b"))
             assert other.finished.cached_tokens == 0
             assert other.choices == cold.choices
@@ -48,7 +53,7 @@ def test_warm_equals_cold(tmp_path: Path) -> None:
 
             turn = replace(request, prompt=(*PROMPT, *(choice.token for choice in cold.choices), *PROMPT[:40]))
             second = await room.ask(turn)
-            assert second.finished.cached_tokens == 128
+            assert second.finished.cached_tokens == 128, "a longer prompt goes on after whole blocks"
             again = await room.ask(replace(turn, tenant="b", prompt=turn.prompt))
             assert again.choices == second.choices
             room.drafts = lambda _request: NgramDrafts()

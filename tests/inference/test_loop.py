@@ -24,7 +24,7 @@ from meshd.errors import (  # noqa: E402  # after the check for the extra
 )
 from meshd.inference import codec  # noqa: E402
 from meshd.inference.codec import WorkerConfig  # noqa: E402
-from meshd.inference.engine import Ran, Run, Sampling  # noqa: E402
+from meshd.inference.engine import Opening, Ran, Run, Sampling  # noqa: E402
 from meshd.inference.worker.link import Call, Withdrawn  # noqa: E402
 from meshd.inference.worker.loop import Loop  # noqa: E402
 from meshd.inference.worker.stage import Item  # noqa: E402
@@ -58,6 +58,9 @@ class CountingState:
 
     def bytes_for(self, tokens: int) -> int:
         return 100 * tokens
+
+    def copy_from(self, source: CountingState, tokens: int) -> None:
+        self.have, self.sent = tokens, source.sent[:tokens]
 
     def boundary(self, start: int, end: int) -> Any:
         if end > self.have:
@@ -233,6 +236,65 @@ def test_draws_of_a_chunked_window_see_each_other() -> None:
     tokens = [c.token for c in bench.ran(stream).choices]
     assert tokens[0] == 5
     assert len(set(tokens)) == 40
+
+
+PROMPT = [i % 12 for i in range(70)]
+
+
+def asked_again(bench: Bench, session: str, row: bytes, **more: Any) -> Ran:
+    """Open a session with `PROMPT`, all of which is kept, and run its last position alone."""
+    opened = bench.ask(codec.open_message(opening_of(session, more["layers"])))
+    bench.turns()
+    reply = bench.desk.replies[opened]
+    assert reply is not None
+    assert reply.head == {"have": 69}
+    stream = bench.run(session, 69, PROMPT[69:], rows=row, prompt_len=70, **more)
+    bench.turns()
+    return bench.ran(stream)
+
+
+def opening_of(session: str, layers: LayerRange) -> Opening:
+    return Opening(SessionId(session), layers, "somebody", struct.pack("<70i", *PROMPT), 70)
+
+
+@pytest.mark.parametrize("layers", [BACK, FRONT])
+def test_a_prompts_last_row_is_computed_once_for_all_who_ask_the_same(layers: LayerRange) -> None:
+    bench = Bench(prefix_bytes=50_000)
+    rows = [struct.pack("<2f", i, 7) if layers == BACK else struct.pack("<i", i) for i in PROMPT]
+    bench.ask(codec.open_message(opening_of("first", layers)))
+    first = bench.run("first", 0, PROMPT, layers=layers, emit=70, rows=b"".join(rows))
+    bench.turns()
+    end = bench.ran(first).rows[-8:]
+    bench.ask(Message(codec.DROP, {"session": "first"}))
+    bench.turns()
+    computed = len(bench.stage.batches)
+    again = asked_again(bench, "again", rows[69], layers=layers)
+    assert (again.rows, again.compute_ms, len(bench.stage.batches)) == (end, 0.0, computed)
+    goes_on = bench.run("again", 70, [5], layers=layers, rows=rows[5], prompt_len=70)
+    bench.turns()
+    assert bench.ran(goes_on).rows == floats((5, 70)), "and what follows goes on from there"
+    other = asked_again(bench, "other", rows[3], layers=layers)  # the stage before computes in another way now
+    assert (other.rows, len(bench.stage.batches)) == (floats((3, 69)), computed + 2)
+
+
+def test_what_is_drawn_of_a_known_last_row_is_each_requests_own() -> None:
+    bench = Bench(prefix_bytes=50_000)
+    row = struct.pack("<i", PROMPT[69])
+    bench.ask(codec.open_message(opening_of("first", WHOLE)))
+    bench.run("first", 0, PROMPT, layers=WHOLE, sampling=Sampling())
+    bench.turns()
+    bench.ask(Message(codec.DROP, {"session": "first"}))
+    bench.turns()
+    computed = len(bench.stage.batches)
+    drawn = [
+        asked_again(bench, f"again {seed}", row, layers=WHOLE, sampling=Sampling(temperature=5.0, seed=seed)).choices
+        for seed in range(10)
+    ]
+    assert len(bench.stage.batches) == computed
+    assert {choice.position for choices in drawn for choice in choices} == {70}
+    assert len({choice.token for choices in drawn for choice in choices}) > 5
+    residual = asked_again(bench, "probe", row, layers=WHOLE)
+    assert residual.rows == floats((PROMPT[69], 69)), "logits are no residual"
 
 
 def test_one_bad_run_does_not_hurt_its_company() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from meshd.inference.prefix_cache import BLOCK_TOKENS, PrefixCache, chain_of, usable_tokens
+from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache, chain_of, usable_tokens
 
 FACTS = ("digest", "arith", "0..4", "tenant")
 
@@ -18,9 +18,9 @@ def pack(ids: list[int]) -> bytes:
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
-def chain(*blocks: int, facts: tuple[str, ...] = FACTS) -> tuple[bytes, ...]:
-    """Each number is a block of 32 such ids."""
-    return chain_of(facts, pack([block for block in blocks for _ in range(BLOCK_TOKENS)]))
+def chain(*blocks: int, tail: tuple[int, ...] = (), facts: tuple[str, ...] = FACTS) -> Chain:
+    """Each number is a block of 32 such ids; ``tail`` are ids that do not fill one."""
+    return chain_of(facts, pack([*(block for block in blocks for _ in range(BLOCK_TOKENS)), *tail]))
 
 
 def cache_of(budget: int = 100, ttl_s: float = 10.0) -> PrefixCache[str]:
@@ -52,9 +52,19 @@ def test_facts_do_not_run_into_each_other() -> None:
     assert chain(1, facts=("a", "bc")) != chain(1, facts=("ab", "c"))
 
 
-def test_only_whole_blocks_and_never_the_last_token() -> None:
-    assert chain_of(FACTS, pack([1] * 31)) == ()
-    assert len(chain_of(FACTS, pack([1] * 65))) == 2
+def test_only_whole_blocks_of_another_prompt_all_of_the_same_and_never_the_last_token() -> None:
+    cache = cache_of()
+    cache.keep(chain(1, 2, tail=(3, 4)), "1234", 20, 0.0)
+    assert cache.find(chain(1, 2, tail=(3, 4)), 0.0) == ("1234", 66)
+    for other in (
+        chain(1, 2),
+        chain(1, 2, tail=(3,)),
+        chain(1, 2, tail=(3, 5)),
+        chain(1, 2, tail=(3, 4, 4)),
+        chain(1, 2, 3),
+    ):
+        assert cache.find(other, 0.0) == ("1234", 64)
+    assert cache.find(chain(tail=(1,) * 31), 0.0) is None
     assert [usable_tokens(pack([1] * n)) for n in (0, 1, 32, 33, 64, 65)] == [0, 0, 31, 32, 63, 64]
 
 
@@ -66,6 +76,12 @@ def test_a_longer_prompt_replaces_the_one_it_continues() -> None:
     cache.keep(chain(1, 2, 3), "123", 30, 0.0)
     assert (len(cache), cache.used_bytes) == (1, 30)
     assert not cache.wants(chain(1, 2), 20, 0.0), "it is a beginning of what is kept"
+    cache.keep(chain(1, 2, 3, tail=(4,)), "1234", 31, 0.0)
+    cache.keep(chain(1, 2, 3, tail=(5,)), "1235", 31, 0.0)
+    assert (len(cache), cache.used_bytes) == (1, 31), "of the same blocks one is kept"
+    assert cache.find(chain(1, 2, 3, tail=(4,)), 0.0) == ("1235", 96)
+    cache.keep(chain(1, 2, 3, 4), "12344", 40, 0.0)
+    assert (len(cache), cache.used_bytes) == (1, 40)
 
 
 def test_what_was_used_longest_ago_goes_first_and_age_ends_all() -> None:
@@ -87,7 +103,7 @@ def test_what_was_used_longest_ago_goes_first_and_age_ends_all() -> None:
 def test_off_keeps_nothing() -> None:
     assert not cache_of(budget=0).wants(chain(1), 1, 0.0)
     assert not cache_of(budget=10).wants(chain(1), 11, 0.0)
-    assert not cache_of().wants((), 1, 0.0)
+    assert not cache_of().wants(Chain(), 1, 0.0)
 
 
 @given(st.integers(0, 120))
@@ -101,9 +117,13 @@ def test_release_gives_at_least_what_is_asked_if_there_is_as_much(wanted: int) -
     assert cache.used_bytes == 80 - given_back
 
 
+TAILS = st.lists(st.integers(0, 1), max_size=2).map(tuple)
+
+
 @dataclass(frozen=True)
 class Kept:
     blocks: tuple[int, ...]
+    tail: tuple[int, ...]
 
 
 class Machine(RuleBasedStateMachine):
@@ -114,23 +134,25 @@ class Machine(RuleBasedStateMachine):
         self.cache: PrefixCache[Kept] = PrefixCache(60, 20.0)
         self.now = 0.0
 
-    @rule(blocks=st.lists(st.integers(0, 2), max_size=5))
-    def keep(self, blocks: list[int]) -> None:
+    @rule(blocks=st.lists(st.integers(0, 2), max_size=5), tail=TAILS)
+    def keep(self, blocks: list[int], tail: tuple[int, ...]) -> None:
         self.now += 1.0
-        size = 5 * len(blocks)
-        if self.cache.wants(chain(*blocks), size, self.now):
-            self.cache.keep(chain(*blocks), Kept(tuple(blocks)), size, self.now)
-            assert self.cache.find(chain(*blocks), self.now) is not None
+        size, wanted = 5 * len(blocks) + len(tail), chain(*blocks, tail=tail)
+        if self.cache.wants(wanted, size, self.now):
+            self.cache.keep(wanted, Kept(tuple(blocks), tail), size, self.now)
+            assert self.cache.find(wanted, self.now) == (Kept(tuple(blocks), tail), wanted.tokens)
 
-    @rule(blocks=st.lists(st.integers(0, 2), max_size=6))
-    def find(self, blocks: list[int]) -> None:
+    @rule(blocks=st.lists(st.integers(0, 2), max_size=6), tail=TAILS)
+    def find(self, blocks: list[int], tail: tuple[int, ...]) -> None:
         self.now += 1.0
-        found = self.cache.find(chain(*blocks), self.now)
+        found = self.cache.find(chain(*blocks, tail=tail), self.now)
         if found is not None:
             kept, tokens = found
             n = tokens // BLOCK_TOKENS
-            assert 0 < n <= len(blocks)
+            assert 0 <= n <= len(blocks)
+            assert tokens > 0
             assert list(kept.blocks[:n]) == blocks[:n]
+            assert tokens == n * BLOCK_TOKENS or (list(kept.blocks), kept.tail) == (blocks, tail)
 
     @rule(size=st.integers(0, 70))
     def release(self, size: int) -> None:
@@ -146,6 +168,7 @@ class Machine(RuleBasedStateMachine):
         assert 0 <= self.cache.used_bytes <= 60
         assert (self.cache.used_bytes == 0) == (len(self.cache) == 0)
         assert not self.cache._holders or len(self.cache)
+        assert len(self.cache._full) <= len(self.cache)
 
 
 TestMachine = Machine.TestCase

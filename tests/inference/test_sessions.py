@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from meshd.errors import Busy, NeedRows
-from meshd.inference.prefix_cache import PrefixCache, chain_of
-from meshd.inference.worker.sessions import GROW_TOKENS, IDLE_S, SILENT_S, Session, Sessions
+from meshd.inference.prefix_cache import Chain, PrefixCache, chain_of
+from meshd.inference.worker.sessions import GROW_TOKENS, IDLE_S, SILENT_S, LastRow, Session, Sessions
 from meshd.vocabulary import LayerRange, SessionId
 
 WHOLE = LayerRange(0, 4)
@@ -196,7 +196,7 @@ def kept_table(budget: int, prefix_budget: int) -> Sessions[FakeState]:
     return Sessions(budget, new=lambda layers: FakeState(len(layers)), prefixes=PrefixCache(prefix_budget, ttl_s=100.0))
 
 
-def prompt_of(blocks: int) -> tuple[bytes, ...]:
+def prompt_of(blocks: int) -> Chain:
     return chain_of(("d",), bytes(4 * 32 * blocks))
 
 
@@ -255,3 +255,36 @@ def test_no_room_for_a_copy_is_a_cold_start() -> None:
     run(sessions, "big", 0, 120, 0.0)
     assert begin(sessions, "b", 5, 0.0) == 0
     assert sessions.get(SessionId("b"), WHOLE) is None
+
+
+def last_row(size_bytes: int = 20) -> LastRow:
+    return LastRow("in", "out", drawn=True, nbytes=size_bytes)
+
+
+def test_what_came_out_of_a_prompts_last_position_is_kept_with_it_and_counted() -> None:
+    sessions, a, again = kept_table(4000, 2000), SessionId("a"), SessionId("again")
+    begin(sessions, "a", 2, 0.0)
+    run(sessions, "a", 0, 70, 0.0)
+    sessions.remember(a, 40, last_row)
+    assert sessions.recall(a, WHOLE, 40) is None, "the prompt does not end there"
+    sessions.remember(a, 63, last_row)
+    assert sessions.recall(a, WHOLE, 63) == last_row()
+    assert sessions.recall(a, HALF, 63) is None
+    sessions.drop(a)
+    assert sessions.prefixes.used_bytes == 64 * 4 + 20
+    assert begin(sessions, "again", 2, 1.0) == 63
+    assert sessions.recall(again, WHOLE, 63) == last_row()
+    assert sessions.recall(again, WHOLE, 62) is None
+    sessions.open(again, WHOLE, start=60, n=1, prompt_len=64, reserve_tokens=0, now=1.0)
+    assert sessions.recall(again, WHOLE, 63) is None, "it is to be computed again"
+    begin(sessions, "longer", 3, 1.0)
+    run(sessions, "longer", 64, 32, 1.0)
+    assert sessions.recall(SessionId("longer"), WHOLE, 95) is None
+
+
+def test_nothing_is_remembered_where_nothing_is_kept() -> None:
+    sessions = kept_table(4000, 0)
+    begin(sessions, "a", 2, 0.0)
+    run(sessions, "a", 0, 64, 0.0)
+    sessions.remember(SessionId("a"), 63, lambda: pytest.fail("nobody needs it"))
+    assert sessions.recall(SessionId("a"), WHOLE, 63) is None

@@ -46,9 +46,8 @@ def cached(answer: Mapping[str, Any]) -> int:
 
 
 def test_a_key_meets_its_own_prompts_only(entry: str) -> None:
-    whole = (len(STORY) - 1) // 32 * 32
     assert cached(ask(entry, ANNA, STORY)) == 0
-    until(lambda: cached(ask(entry, ANNA, STORY)) == whole, "both hops have kept it")
+    until(lambda: cached(ask(entry, ANNA, STORY)) == len(STORY) - 1, "both hops have kept it")
     assert cached(ask(entry, BORIS, STORY)) == 0
     until(
         lambda: cached(ask(entry, ANNA, STORY + "And then? " * 20)) >= len(STORY) // 32 * 32,

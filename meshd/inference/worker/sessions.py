@@ -9,9 +9,11 @@ Rules:
   granted, so a running answer is never stopped by a newcomer. Refused: Busy (a refused growth says "full").
 * When space is needed, sessions idle for `IDLE_S` go, the one idle longest first. Losing one costs time, never an answer:
   its next step is told NeedRows, and the rows come again.
-* A session ends by `drop`, or `SILENT_S` after its last run. Of one that is dropped the beginning of its prompt is kept, if
-  `begin` told it (`prefix_cache`), and a later session begins with a copy. What is kept fills only space that no session
-  wants: it goes before any session does, and before anything is refused.
+* A session ends by `drop`, or `SILENT_S` after its last run. Of one that is dropped the prompt is kept, if `begin` told it
+  (`prefix_cache`), and a later session begins with a copy. What is kept fills only space that no session wants: it goes before
+  any session does, and before anything is refused.
+* With a whole prompt what came out of its last position is kept too: whoever asks the same again (another try, another seed)
+  gets that for the same row, and nothing is computed at all.
 * One session has one state: a run with other layers replaces it (its route has changed).
 
 Invariants: the sum of charges stays within the budget unless a single state outgrew its own reservation (it is charged what
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from meshd.errors import Busy, NeedRows
-from meshd.inference.prefix_cache import BLOCK_TOKENS, Chain, PrefixCache
+from meshd.inference.prefix_cache import Chain, PrefixCache
 from meshd.vocabulary import LayerRange, SessionId
 
 GROW_TOKENS: Final = 256
@@ -64,6 +66,24 @@ class State(Protocol):
 StateT = TypeVar("StateT", bound=State)
 
 
+@dataclass(frozen=True, slots=True)
+class LastRow:
+    """A prompt's last position: the row that came in and the one that went out (``drawn``: logits to draw from)."""
+
+    row: Any
+    output: Any
+    drawn: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt(Generic[StateT]):
+    """What is kept of an ended session."""
+
+    state: StateT
+    last: LastRow | None
+
+
 @dataclass(slots=True)
 class Session(Generic[StateT]):
     """One session's state over ``layers``; ``tokens`` is what is granted."""
@@ -73,15 +93,24 @@ class Session(Generic[StateT]):
     tokens: int
     charge_bytes: int
     last_used: float
+    last: LastRow | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.state.nbytes + (self.last.nbytes if self.last else 0)
 
 
 class Sessions(Generic[StateT]):
     """The table. ``new`` makes an empty state, which takes no memory yet."""
 
     def __init__(
-        self, budget_bytes: int, *, new: Callable[[LayerRange], StateT], prefixes: PrefixCache[StateT] | None = None
+        self,
+        budget_bytes: int,
+        *,
+        new: Callable[[LayerRange], StateT],
+        prefixes: PrefixCache[Prompt[StateT]] | None = None,
     ) -> None:
-        self.prefixes: PrefixCache[StateT] = PrefixCache(0, 0.0) if prefixes is None else prefixes
+        self.prefixes: PrefixCache[Prompt[StateT]] = PrefixCache(0, 0.0) if prefixes is None else prefixes
         self._prompts: OrderedDict[SessionId, Chain] = OrderedDict()
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
@@ -99,7 +128,8 @@ class Sessions(Generic[StateT]):
 
     def begin(self, session: SessionId, layers: LayerRange, chain: Chain, *, most: int, tokens: int, now: float) -> int:
         """A session with the prompt ``chain``, of which ``most`` positions may come from what is kept; how many did.
-        Without room for it there are none: whether the session is refused is for its first run to find out."""
+        Without room for it there are none: whether the session is refused is for its first run to find out. Of the very same
+        prompt the rest is there too, for `recall`."""
         if session in self._table:
             return 0
         self._prompts[session] = chain
@@ -108,14 +138,28 @@ class Sessions(Generic[StateT]):
         found = self.prefixes.find(chain, now)
         if found is None:
             return 0
-        kept, have = found[0], min(found[1], most)
+        kept, have = found
         try:
             made = self._admit(session, layers, max(tokens, have), now)
         except Busy:
             return 0
-        made.state.copy_from(kept, have)
+        made.state.copy_from(kept.state, have)
+        made.last = kept.last if have == chain.tokens else None
         self.touch(session, now)
-        return have
+        return min(have, most)
+
+    def recall(self, session: SessionId, layers: LayerRange, position: int) -> LastRow | None:
+        """What is known to come out of ``position``, which is the last of the session's prompt and computed."""
+        found = self.get(session, layers)
+        chain = self._prompts.get(session)
+        known = found is not None and chain is not None and position + 1 == chain.tokens <= found.state.have
+        return found.last if found is not None and known else None
+
+    def remember(self, session: SessionId, position: int, last: Callable[[], LastRow]) -> None:
+        """``position`` is computed; what came out of it is asked for if the prompt ends there and will be kept."""
+        found, chain = self._table.get(session), self._prompts.get(session)
+        if found is not None and chain is not None and position + 1 == chain.tokens and self.prefixes.keeps:
+            found.last = last()
 
     def open(
         self,
@@ -153,13 +197,13 @@ class Sessions(Generic[StateT]):
             return
         found.last_used = now
         self._table.move_to_end(session)
-        self._charge(found, max(found.charge_bytes, found.state.nbytes))
+        self._charge(found, max(found.charge_bytes, found.nbytes))
 
     def drop(self, session: SessionId) -> bool:
-        """Forget a session that has ended, and keep the beginning of its prompt. False when it is not here."""
-        chain = self._prompts.pop(session, ())
+        """Forget a session that has ended, and keep its prompt. False when it is not here."""
+        chain = self._prompts.pop(session, Chain())
         found = self._forget(session)
-        if found is not None and found.state.have >= len(chain) * BLOCK_TOKENS:
+        if found is not None and found.state.have >= chain.tokens:
             self._keep(found, chain)
         return found is not None
 
@@ -171,11 +215,11 @@ class Sessions(Generic[StateT]):
 
     def _keep(self, ended: Session[StateT], chain: Chain) -> None:
         """Copied and not taken over: an ended session's buffers are as long as its answer might have become."""
-        tokens = len(chain) * BLOCK_TOKENS
-        state = self._new(ended.layers)
-        if self.prefixes.wants(chain, state.bytes_for(tokens), ended.last_used):
-            state.copy_from(ended.state, tokens)
-            self.prefixes.keep(chain, state, state.nbytes, ended.last_used)
+        state, last = self._new(ended.layers), ended.last
+        more_bytes = last.nbytes if last else 0
+        if self.prefixes.wants(chain, state.bytes_for(chain.tokens) + more_bytes, ended.last_used):
+            state.copy_from(ended.state, chain.tokens)
+            self.prefixes.keep(chain, Prompt(state, last), state.nbytes + more_bytes, ended.last_used)
             self.prefixes.release(self.used_bytes + self.prefixes.used_bytes - self.budget_bytes)
 
     def expire(self, now: float) -> list[SessionId]:
