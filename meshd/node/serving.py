@@ -16,7 +16,7 @@ import trio
 from meshd.config import Config
 from meshd.directory import Directory
 from meshd.election.capacity import check_fit
-from meshd.errors import MeshdError
+from meshd.errors import EngineFailed, MeshdError, StateError, StoreFull
 from meshd.eventlog import EventLog
 from meshd.identity.node_key import Identity
 from meshd.inference.hash_text import HashText
@@ -30,7 +30,7 @@ from meshd.node.electing import Electing
 from meshd.node.fetcher import Fetcher
 from meshd.node.model import Served
 from meshd.node.stage_loader import election_settings
-from meshd.vocabulary import ModelSpec
+from meshd.vocabulary import ModelSpec, NodeStatus
 
 LOOK_S: Final = 0.25
 NEIGHBOURS_S: Final = 3.0  # a room is heard of within a second or two; only then a model's own source is asked
@@ -63,6 +63,7 @@ class Serving:
         self.text: Text | None = None
         self.electing: Electing | None = None
         self._trouble = ""
+        self._meet_from = 0.0  # neighbours are asked for the model from then on
 
     @property
     def reason(self) -> str:
@@ -77,11 +78,13 @@ class Serving:
         """Until cancelled. Raises DoesNotFit for a pinned range that cannot be: the daemon ends with it."""
         async with trio.open_nursery() as nursery:
             self.served = (await self._find()).within(self._config.context)
-            await self._start_text(nursery, self.served)
+            if not await self._start_text(nursery, self.served):
+                nursery.start_soon(self._start_text_later, nursery, self.served)
             self._on_change()
             await self._elect(self.served.spec)
 
-    async def _start_text(self, nursery: trio.Nursery, served: Served) -> None:
+    async def _start_text(self, nursery: trio.Nursery, served: Served) -> bool:
+        """False: not now, as its process came to nothing. A tokenizer that is refused will be refused again."""
         try:
             if served.folder is None:
                 self.text = HashText()
@@ -89,6 +92,16 @@ class Serving:
                 self.text = await TextEngine.start(nursery, served.folder, log=self._worker_said)
         except MeshdError as error:
             self._failed(error)
+            return not isinstance(error, EngineFailed)
+        self._trouble = ""
+        return True
+
+    async def _start_text_later(self, nursery: trio.Nursery, served: Served) -> None:
+        """A device short of memory may have some in a while; else it would be no entry before its next start."""
+        await trio.sleep(RETRY_S)
+        while not await self._start_text(nursery, served):
+            await trio.sleep(RETRY_S)
+        self._on_change()
 
     async def _find(self) -> Served:
         source_from = trio.current_time() + NEIGHBOURS_S
@@ -110,10 +123,14 @@ class Serving:
             return None
         held = model.by_digest(digest, self._store)
         if held is None:
+            if trio.current_time() < self._meet_from:
+                return None
             try:
                 held = await self._fetcher.meet(digest)
             except MeshdError as error:
                 self._trouble = error.message
+                if isinstance(error, StoreFull | StateError):  # this disk's: the same megabytes would come for nothing
+                    self._meet_from = trio.current_time() + RETRY_S
                 return None
         return model.named(self._config, self._store) if self._config.model is not None else held
 
@@ -152,11 +169,13 @@ class Serving:
 
 
 def rooms_digest(directory: Directory, name: str | None = None) -> str:
-    """The model that most peers serve, of those called ``name`` if one is given; "" while none does."""
+    """The model that most peers serve, of those called ``name`` if one is given; "" while none does. Whoever is gone serves
+    nothing: a room that changed its model remembers for a while who served the one before."""
     base = name.partition("@")[0] if name is not None else None
     held = [
         member.advert.digest
         for member in directory.peers
+        if member.state not in (NodeStatus.DEAD, NodeStatus.LEFT) and member.incompatible is None
         if member.advert.digest and base in (None, member.advert.model.partition("@")[0])
     ]
     return max(sorted(set(held)), key=held.count, default="")
