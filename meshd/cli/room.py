@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -32,8 +33,10 @@ StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="MESHD_STATE_DIR", help="The node's state folder.")
 ]
 
-console = Console(width=None if sys.stdout.isatty() else 160)
-notes = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+# What is printed came from elsewhere: to markup [fd00::2]:8091 would be a style and a port, and :100: a picture.
+_PLAIN: Final[Mapping[str, Any]] = {"markup": False, "emoji": False, "highlight": False}
+console = Console(width=None if sys.stdout.isatty() else 160, **_PLAIN)
+notes = Console(stderr=True, width=None if sys.stderr.isatty() else 160, **_PLAIN)
 
 
 def state_dir(given: Path | None) -> Path:
@@ -112,6 +115,8 @@ def show(
     fetch: Callable[[], Any], draw: Callable[[Any], Any], *, as_json: bool, watch: bool, every_s: float = 1.0
 ) -> Any:
     """Print a document as JSON or as a table, once or until Ctrl-C. Returns the last document."""
+    if as_json and watch:
+        raise UsageError("--watch keeps a table up to date; --json prints one document and ends")
     document = fetch()
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
@@ -119,8 +124,12 @@ def show(
     if not watch:
         console.print(draw(document))
         return document
-    with Live(draw(document), console=console, screen=False, refresh_per_second=4) as live:
+    with (
+        Live(draw(document), console=console, screen=False, refresh_per_second=4) as live,
+        suppress(KeyboardInterrupt),  # its end, not a failure
+    ):
         while True:
             time.sleep(every_s)
             document = fetch()
             live.update(draw(document))
+    return document

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from meshd.cli.room import Json, Url, Watch, connect, everybody, show
 
 _STATE_STYLE = {"alive": "green", "suspect": "yellow", "draining": "cyan", "dead": "red", "left": "dim"}
+_SPARE: Final = ("free", "tok/s", "queue", "rtt", "heard")
+_UNBOUNDED: Final = 10_000
 HEALTHY, NO_REDUNDANCY, BROKEN = 0, 3, 4
 
 
@@ -60,26 +63,49 @@ def _layers(pair: Any) -> str:
 
 def peers_table(document: Mapping[str, Any]) -> RenderableType:
     """A row a node."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "state", "role", "layers", "admitted", "heard", "rtt", "queue", "tok/s", "free", "address"):
-        table.add_column(heading, no_wrap=True)
-    for peer in everybody(document):
-        health, is_asked = peer.get("status") or {}, peer is document["self"]
-        admitted = {True: "yes", False: f"no: {peer.get('admission') or ''}", None: "not yet"}[peer.get("admitted")]
-        table.add_row(
-            peer["name"] + (" (this node)" if is_asked else ""),
-            Text(peer["state"], style=_STATE_STYLE.get(peer["state"], "")),
-            peer["role"],
-            _layers(peer["layers"]),
-            "-" if peer["layers"] is None else admitted,
-            "" if is_asked or peer["last_heard_s"] is None else f"{peer['last_heard_s']:.1f} s",
-            "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms",
-            str(health.get("queue_depth", "")) + (" jammed" if health.get("jammed") else ""),
-            f"{health.get('tokens_per_s', 0):.1f}",
-            f"{health.get('ram_free_mb', 0)} MB",
-            (peer["mesh"] or "") + (" one-way" if peer.get("one_way") else ""),
-        )
-    return table
+    return _Fitting([_peer_row(peer, is_asked=peer is document["self"]) for peer in everybody(document)])
+
+
+def _peer_row(peer: Mapping[str, Any], *, is_asked: bool) -> dict[str, str | Text]:
+    """What is said of a node, by heading."""
+    health = peer.get("status") or {}
+    admitted = {True: "yes", False: f"no: {peer.get('admission') or ''}", None: "not yet"}[peer.get("admitted")]
+    return {
+        "name": peer["name"] + (" (this node)" if is_asked else ""),
+        "state": Text(peer["state"], style=_STATE_STYLE.get(peer["state"], "")),
+        "role": peer["role"],
+        "layers": _layers(peer["layers"]),
+        "admitted": "-" if peer["layers"] is None else admitted,
+        "heard": "" if is_asked or peer["last_heard_s"] is None else f"{peer['last_heard_s']:.1f} s",
+        "rtt": "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms",
+        "queue": str(health.get("queue_depth", "")) + (" jammed" if health.get("jammed") else ""),
+        "tok/s": f"{health.get('tokens_per_s', 0):.1f}",
+        "free": f"{health.get('ram_free_mb', 0)} MB",
+        "address": (peer["mesh"] or "") + (" one-way" if peer.get("one_way") else ""),
+    }
+
+
+class _Fitting:
+    """Rows of the same headings as a table. Where not all fit, those of `_SPARE` are left out one by one: a terminal of 80
+    columns shows the rest whole instead of the beginning of everything."""
+
+    def __init__(self, rows: Sequence[Mapping[str, str | Text]]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=_UNBOUNDED)
+        for left_out in range(len(_SPARE) + 1):
+            table = self._table(_SPARE[:left_out])
+            if Measurement.get(console, unbounded, table).maximum <= options.max_width:
+                break
+        yield table
+
+    def _table(self, without: Sequence[str]) -> Table:
+        headings = [heading for heading in (self._rows[0] if self._rows else ()) if heading not in without]
+        table = Table(*(Column(heading, no_wrap=True) for heading in headings), box=None, pad_edge=False)
+        for row in self._rows:
+            table.add_row(*(row[heading] for heading in headings))
+        return table
 
 
 def headline(hive: Mapping[str, Any]) -> Text:
