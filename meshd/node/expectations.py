@@ -79,7 +79,12 @@ class Expectations:
         async for folder in self._to_record:
             self._log(f"nobody has a qspec of {folder.name}: recording it")
             command = [sys.executable, "-m", "meshd.inference.worker.record_qspec", str(folder)]
-            done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            try:
+                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            except OSError as error:  # no memory or no descriptor is left: whoever asks next has it tried again
+                self._log(f"no qspec: {error.strerror or error}")
+                self._recorded.discard(folder)
+                continue
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()
             self._log(
                 "the qspec is recorded" if done.returncode == 0 else f"no qspec: {said[-1] if said else 'it died'}"

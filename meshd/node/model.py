@@ -67,18 +67,22 @@ def _stored(model: StoredModel | None, config: Config, store: ModelStore) -> Ser
 async def fetch(name: str, state_dir: Path, log: Callable[[str], None]) -> None:
     """`meshd pull` in a child process; ``log`` gets its lines. Raises LocalError with its last words."""
     command = [sys.executable, "-m", "meshd", "pull", name, "--state-dir", str(state_dir)]
-    last = ""
+    last, status = "", -1
     async with trio.open_nursery() as nursery:
-        process: trio.Process = await nursery.start(
-            lambda task_status: trio.run_process(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, task_status=task_status
+        try:
+            process: trio.Process = await nursery.start(
+                lambda task_status: trio.run_process(
+                    command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, task_status=task_status
+                )
             )
-        )
-        if process.stderr is not None:
-            async for chunk in process.stderr:
-                for line in chunk.decode("utf-8", "replace").splitlines():
-                    last = line or last
-                    log(line)
-        status = await process.wait()
+        except OSError as error:  # no memory or no descriptor is left
+            last = f"meshd pull {name} cannot be started: {error.strerror or error}"
+        else:
+            if process.stderr is not None:
+                async for chunk in process.stderr:
+                    for line in chunk.decode("utf-8", "replace").splitlines():
+                        last = line or last
+                        log(line)
+            status = await process.wait()
     if status != 0:
         raise LocalError(last.removeprefix("meshd: ") or f"meshd pull {name} failed ({status})")
