@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from meshd.admission.qspec import sitting_s
 from meshd.vocabulary import Advert, LayerRange, NodeId
 
-PROBE_S: Final = 20.0  # a probe is given up after this: its task must have died
+PROBE_S: Final = 20.0  # a probe is given up so long after the device may have computed it: its task must have died
 OVERDUE_S: Final = 0.5  # an answer takes less, but from a device that is slow, or hangs
 MAX_OUT: Final = 8
 _FAILED_S: Final = (5.0, 300.0)  # first and longest pause after a failed probe
@@ -52,6 +53,7 @@ class _Entry:
     due: float = 0.0
     failures: int = 0
     misses: int = 0
+    patience_s: float = PROBE_S
 
 
 class VerdictBook:
@@ -60,17 +62,18 @@ class VerdictBook:
     def __init__(self, me: NodeId, *, enabled: bool = True) -> None:
         self._me, self._enabled = me, enabled
         self._entries: dict[Subject, _Entry] = {}
-        self._out: dict[Subject, float] = {}  # since when
+        self._out: dict[Subject, tuple[float, float]] = {}  # since when, and when it is given up
 
     def observe(self, adverts: Iterable[Advert], now: float) -> None:
         """Who is there now (alive or suspect). Subjects that are gone are forgotten, with the probe that was out."""
-        present = {s for a in adverts if (s := subject_of(a)) is not None and s.node_id != self._me}
-        for gone in self._entries.keys() - present:
+        present = {s: a for a in adverts if (s := subject_of(a)) is not None and s.node_id != self._me}
+        for gone in self._entries.keys() - present.keys():
             del self._entries[gone]
-        for fresh in present - self._entries.keys():
-            self._entries[fresh] = _Entry(due=now)
-        for subject, since in list(self._out.items()):
-            if subject not in self._entries or now >= since + PROBE_S:
+        for fresh in present.keys() - self._entries.keys():
+            patience_s = PROBE_S + sitting_s(fresh.layers, present[fresh].capability.layer_ms_64)
+            self._entries[fresh] = _Entry(due=now, patience_s=patience_s)
+        for subject, (_, until) in list(self._out.items()):
+            if subject not in self._entries or now >= until:
                 del self._out[subject]
 
     def verdict(self, advert: Advert) -> tuple[bool | None, str]:
@@ -95,9 +98,9 @@ class VerdictBook:
             return None
         chosen = min(due, key=lambda s: (self._entries[s].admitted is not None, self._entries[s].due, s))
         # A probe that never comes back must not be asked for at once again.
-        self._entries[chosen].due = now + PROBE_S
+        until = self._entries[chosen].due = now + self._entries[chosen].patience_s
         self._out.pop(chosen, None)  # the newest is the last
-        self._out[chosen] = now
+        self._out[chosen] = now, until
         return chosen
 
     def passed(self, subject: Subject) -> bool:
@@ -150,9 +153,9 @@ class VerdictBook:
 
     def _free_at(self) -> float:
         """When one more probe may go out."""
-        since = list(self._out.values())
-        full = since[-MAX_OUT] + PROBE_S if len(since) >= MAX_OUT else 0.0
-        return max(full, since[-1] + OVERDUE_S) if since else 0.0
+        out = list(self._out.values())
+        full = sorted(until for _, until in out)[-MAX_OUT] if len(out) >= MAX_OUT else 0.0
+        return max(full, out[-1][0] + OVERDUE_S) if out else 0.0
 
     def _take(self, subject: Subject) -> _Entry | None:
         return self._entries.get(subject) if self._out.pop(subject, None) is not None else None
@@ -169,11 +172,11 @@ class ProbeGate:
     def __init__(self) -> None:
         self._inside: tuple[NodeId, float] | None = None
 
-    def enter(self, prober: NodeId, now: float) -> bool:
+    def enter(self, prober: NodeId, now: float, limit_s: float = PROBE_S) -> bool:
         """True if the probe may run. The same prober may start over; a place not left in time is free."""
         if self._inside is not None and self._inside[0] != prober and now < self._inside[1]:
             return False
-        self._inside = prober, now + PROBE_S
+        self._inside = prober, now + limit_s
         return True
 
     def leave(self, prober: NodeId) -> None:

@@ -17,7 +17,7 @@ import trio
 from meshd.admission.book import Subject, VerdictBook, subject_of
 from meshd.admission.expected import WIRE_DTYPES, Case, Expected
 from meshd.admission.probe_wire import ProbeAnswer, ProbeRequest, answer_untrusted, request_message
-from meshd.admission.qspec import Answer, Judgement, judge
+from meshd.admission.qspec import Answer, Judgement, judge, sitting_s
 from meshd.directory import Directory, Member
 from meshd.errors import BadFrame, BadTensor, MeshdError
 from meshd.links.wire import Links, Message
@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 ANSWER_S: Final = 4.0
 """A probe is a few small forwards; a device that takes longer says so in its advert's layer_ms."""
 
-_FORWARDS: Final = 20
 _RETRY_S: Final = 1.0
 
 Expectations = Callable[[str], Awaitable[Expected]]
@@ -222,5 +221,4 @@ def _present(member: Member) -> bool:
 
 def _limit_s(member: Member) -> float:
     layers = member.advert.layers
-    expected_ms = _FORWARDS * len(layers) * member.advert.capability.layer_ms_64 if layers is not None else 0.0
-    return ANSWER_S + expected_ms / 1000.0
+    return ANSWER_S + (sitting_s(layers, member.advert.capability.layer_ms_64) if layers is not None else 0.0)

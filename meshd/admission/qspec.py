@@ -27,6 +27,7 @@ from statistics import median, median_low
 from typing import Final
 
 from meshd.admission.rows import all_finite, decode_untrusted, relative_error, relative_errors
+from meshd.vocabulary import LayerRange
 
 COMPARED: Final = 4  # trailing positions: the end of the prefill and the three cached steps
 STEPS: Final = 3
@@ -35,6 +36,8 @@ MARGIN: Final = 1.0
 WORST: Final = 4.0  # how far beyond the gate one prompt or position may be
 TOLERANCE: Final = {"bf16": 0.04, "fp16": 0.02, "fp32": 0.01, "int8": 0.08}
 EXACT: Final = "hash"  # the rehearsal engine's dtype: rows are digests and equal or wrong
+_FORWARDS: Final = 20  # what a probe may come to on a device that computes its prompts one by one
+_LONGEST_S: Final = 240.0  # whoever claims to need more is waited for no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,11 @@ def probe_steps(length: int) -> list[ProbeStep]:
     """How a prompt of so many ids (at least `COMPARED`) is run."""
     prefill = length - STEPS
     return [ProbeStep(0, prefill, 1), *(ProbeStep(at, 1, 1) for at in range(prefill, length))]
+
+
+def sitting_s(layers: LayerRange, layer_ms_64: float) -> float:
+    """How long a device of that speed may compute at a probe of ``layers``: a small board with wide layers needs a minute."""
+    return min(_LONGEST_S, max(0.0, _FORWARDS * len(layers) * layer_ms_64 / 1000.0))
 
 
 def choose_prompts(prompts: Sequence[GoldenPrompt], rng: Random, count: int = PROMPTS) -> list[int]:

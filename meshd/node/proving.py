@@ -17,12 +17,14 @@ import trio
 from meshd.admission.book import Subject
 from meshd.admission.exam import sit
 from meshd.admission.prober import Expectations, judged, request_for
+from meshd.admission.qspec import sitting_s
 from meshd.errors import EngineFailed, MeshdError
 from meshd.inference.engine import Engine
 from meshd.inference.keeper import Loader
 from meshd.vocabulary import LayerRange, NodeId
 
 EXPECTATION_S: Final = 15.0  # a qspec may have to come from a neighbour
+ANSWER_S: Final = 60.0  # beyond what the engine measured of itself
 
 
 class ProvingLoader:
@@ -70,7 +72,14 @@ class ProvingLoader:
             return
         cases = await trio.to_thread.run_sync(expected.cases, info.layers, info.dtype, self._rng)
         subject = Subject(self._node_id, 0, info.generation, info.layers, info.spec.digest)
-        answer = await sit(engine, request_for(subject, cases))
+        limit_s = ANSWER_S + sitting_s(info.layers, info.layer_ms_64)
+        try:
+            with trio.fail_after(limit_s):
+                answer = await sit(engine, request_for(subject, cases))
+        except trio.TooSlowError:
+            raise EngineFailed(
+                f"layers {info.layers} did not answer this node's own probe in {limit_s:.0f} s"
+            ) from None
         judgement = await trio.to_thread.run_sync(judged, answer, cases, expected, info.dtype)
         if not judgement.passed:
             raise EngineFailed(f"this node computes layers {info.layers} wrongly: {judgement.reason}")

@@ -21,7 +21,7 @@ from meshd.inference.hash_engine import HashEngine
 from meshd.inference.hash_stage import HashStage, HashState
 from meshd.models.hash_model import HashModel
 from meshd.roster import Roster
-from meshd.vocabulary import Advert, Endpoint, Health, LayerRange, NodeId, NodeStatus
+from meshd.vocabulary import Advert, Capability, Endpoint, Health, LayerRange, NodeId, NodeStatus
 from tests.fakes.links import FakeNet
 
 MODEL = HashModel(12)
@@ -115,6 +115,7 @@ class RoomNode:
             num_layers=SPEC.num_layers,
             layers=info.layers if info else None,
             generation=self.claimed_generation or (info.generation if info else 0),
+            capability=Capability(layer_ms_64=info.layer_ms_64 if info else 0.0),
         )
 
     async def expectations(self, digest: str) -> Expected:
@@ -159,8 +160,8 @@ class Room:
         roster.build()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        with trio.fail_after(20):
+    async def running(self, limit_s: float = 20.0) -> AsyncIterator[None]:
+        with trio.fail_after(limit_s):
             async with trio.open_nursery() as nursery:
                 for number, node in enumerate(self.nodes):
                     await self._start(nursery, node, number)

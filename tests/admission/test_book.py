@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from meshd.admission.book import MAX_OUT, NEVER, OVERDUE_S, PROBE_S, ProbeGate, Subject, VerdictBook, subject_of
-from meshd.vocabulary import Advert, LayerRange
+from meshd.vocabulary import Advert, Capability, LayerRange
 from tests.election.specs import advert, node
 
 ME = node(1)
@@ -91,6 +91,19 @@ def test_a_silent_peer_holds_up_the_others_for_a_moment_only() -> None:
     assert other not in silent
     assert book.passed(other)
     assert probe(book, full), "an answer makes room at once"
+
+
+def test_a_device_is_waited_for_as_long_as_it_says_that_its_layers_take() -> None:
+    slow = replace(peer(), capability=Capability(layer_ms_64=200.0))  # 60 s for 15 layers
+    book = book_of(slow)
+    subject = probe(book)
+    book.observe([slow], 79.0)
+    assert book.next_probe("d", 79.0) is None, "not a second probe beside the first"
+    assert book.passed(subject)
+    boaster = replace(peer(3), capability=Capability(layer_ms_64=1e300))
+    book.observe([slow, boaster], 100.0)
+    probe(book, 100.0)
+    assert book.deadline("d") < 400.0, "nobody is waited for for ever"
 
 
 def test_failures_are_asked_again_ever_later_and_may_be_mended() -> None:

@@ -10,6 +10,7 @@ import trio.testing
 
 from meshd.admission.expected import Expected, RehearsalModel
 from meshd.errors import BadTensor
+from meshd.inference.hash_engine import HashEngine
 from meshd.inference.hash_stage import HashStage
 from meshd.vocabulary import LayerRange
 from tests.admission.room import SPEC, FaultyStage, Room, StaleStage, engine_of, node, run, until
@@ -185,6 +186,20 @@ def test_a_frozen_node_is_neither_admitted_nor_refused_and_others_are_not_held_u
             await until(lambda: room.seen(judge, frozen).admitted)
 
     run(scenario)
+
+
+def test_a_slow_device_is_given_the_time_that_its_layers_take() -> None:
+    """Seven forwards of ten seconds each: a small board with layers of a large model."""
+    slow, entry = node("a"), node("b")
+    slow.engine = HashEngine(SPEC, SPEC.whole, generation=1, step_ms=10_000.0)
+    room = Room(slow, entry)
+
+    async def scenario() -> None:
+        async with room.running(limit_s=400.0):
+            await until(lambda: room.seen(entry, slow).admitted)
+
+    trio.run(scenario, clock=trio.testing.MockClock(rate=200.0))
+    assert room.probers[entry.node_id].counters["probes_missed"] == 0
 
 
 def test_with_admission_off_everybody_is_taken_at_their_word() -> None:

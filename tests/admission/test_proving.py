@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 
 from meshd.errors import EngineFailed, ModelNotFound
 from meshd.inference.engine import Engine
@@ -75,6 +76,22 @@ def test_a_broken_engine_is_closed_and_said(tmp_path: Path) -> None:
         assert not node.engines[0].health().alive
 
     run(scenario)
+
+
+def test_an_engine_that_hangs_is_closed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+
+    async def hang(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(HashEngine, "run", hang)
+
+    async def scenario() -> None:
+        with pytest.raises(EngineFailed, match="did not answer this node's own probe in 60 s"):
+            await node.load()
+        assert not node.engines[0].health().alive
+
+    trio.run(scenario, clock=trio.testing.MockClock(rate=1000.0))
 
 
 def test_without_a_qspec_it_is_used_unproven_and_the_log_says_so(tmp_path: Path) -> None:
