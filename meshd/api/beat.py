@@ -15,8 +15,8 @@ from typing import Final
 
 import trio
 
-from meshd.api.message import Headers, Response, Writer, leaf_error
-from meshd.api.sse import KEEP_ALIVE, SSE_HEADERS, send_error
+from meshd.api.message import Headers, Response, Writer
+from meshd.api.sse import KEEP_ALIVE, SSE_HEADERS
 from meshd.errors import MeshdError
 
 HEADER: Final = "x-mesh-beat"
@@ -73,8 +73,7 @@ class _Beating:
 async def beating(
     writer: Writer, run: Callable[[Writer], Awaitable[Response | None]], *, deaf: Callable[[], bool]
 ) -> Response | None:
-    """Run a streamed answer with signs of life, but for while this node is ``deaf``. Raises what it raises while that can still
-    be a status."""
+    """Run a streamed answer with signs of life, but for while this node is ``deaf``. Raises what it raises."""
     beating_writer = _Beating(writer, deaf)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -85,10 +84,6 @@ async def beating(
             failure = error
         await beating_writer.rest()
         nursery.cancel_scope.cancel()
-    if failure is None:
-        return None
-    ours = leaf_error(failure)
-    if ours is None or not writer.started:
+    if failure is not None:
         raise failure
-    await send_error(writer, ours)
     return None

@@ -21,7 +21,7 @@ from meshd.api.asking import (
     with_room,
 )
 from meshd.api.fields import Fields
-from meshd.api.message import Request, Response, Writer, json_response, leaf_error
+from meshd.api.message import Request, Response, Writer, json_response
 from meshd.api.node import Node
 from meshd.api.report import (
     answer_headers,
@@ -31,7 +31,7 @@ from meshd.api.report import (
     timings_json,
     usage_json,
 )
-from meshd.api.sse import SSE_HEADERS, frame, send_error
+from meshd.api.sse import SSE_HEADERS, frame
 from meshd.api.unsupported import refuse_unsupported
 from meshd.chain.request import GenerationRequest
 from meshd.directory import Directory
@@ -153,14 +153,8 @@ async def answer_chain(asked: Asked, owner: Owner, node: Node, request: Request,
             text = "".join([piece.text async for piece in answer])
         document = _whole(answer, asked, owner, node.directory(), text)
         return json_response(document, headers=answer_headers(answer.report, node.directory()))
-    try:
-        async with answering(node.chain, owner.text, asked.request, asked.stops) as answer:
-            await _stream(answer, asked, owner, node, writer)
-    except Exception as error:
-        ours = leaf_error(error)
-        if ours is None or not writer.started:
-            raise
-        await send_error(writer, ours)
+    async with answering(node.chain, owner.text, asked.request, asked.stops) as answer:
+        await _stream(answer, asked, owner, node, writer)
     return None
 
 

@@ -2,7 +2,7 @@
 
 Owns framing (through h11), the time limits on everything the client must do, the watch for its leaving while a handler runs,
 and the close that lets a refusal be read. Knows nothing of paths: the `Application` says, from the head alone, how large a body
-may be and who answers.
+may be and who answers. What fails, and what a shutdown breaks off, is told in an error document or in a stream's last event.
 
 A client that closes its sending half while it waits counts as gone: no HTTP client of note does that and stays.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -31,7 +32,8 @@ from meshd.api.message import (
     split_target,
     with_defaults,
 )
-from meshd.errors import Busy, CallerError, MeshdError, PayloadTooLarge, RequestTimeout
+from meshd.api.sse import are_events, send_error
+from meshd.errors import Busy, CallerError, MeshdError, NotReady, PayloadTooLarge, RequestTimeout
 from meshd.links.transport import SocketTransport
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ _WRITE_BYTES = 256 * 1024  # each slice of a large answer has its own write dead
 _READ_AHEAD_BYTES = 64 * 1024  # what a client may send ahead of its answer before it is cut off
 _FIRST_S = 0.25  # a client that connects has something to say
 _CROWDED_HEADER_S = 2.0  # who has only a reserve place has its head ready
+LAST_WORDS_S = 1.0  # for a client to take the news that its answer is broken off
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +110,22 @@ class Connection:
         self._client = _peer_address(stream)
         self._waiting = trio.CancelScope()
         self._finishing = False
+        self._end_by = math.inf
         self.dropped = False
         self._out: _Out | None = None
-        self._live: trio.CancelScope | None = None
+        self._running: trio.CancelScope | None = None  # the handler
+        self._live = False
         self._first = True  # still waits for its first request
         self.idle_since: float | None = None
         self._due: float | None = None  # when a client in good order would have sent what is still missing
 
-    def finish(self) -> None:
-        """End after the running answer; at once if there is none."""
-        self._finishing = True
+    def finish(self, end_by: float = math.inf) -> None:
+        """End after the running answer, which has until ``end_by`` (trio's clock); at once if there is none."""
+        self._finishing, self._end_by = True, end_by
         if self._out is not None:
             self._out.close = True
-        if self._live is not None:
-            self._live.cancel()
+        if self._running is not None:
+            self._running.deadline = self._handler_ends()
         if self.idle_since is not None:
             self.idle_since = None
             self._waiting.cancel()
@@ -285,9 +290,8 @@ class Connection:
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _run_handler(self, plan: Plan, request: Request, out: _Out) -> None:
-        """Run the handler; cancel it if the client leaves."""
-        left = False
-        lost = False
+        """Run the handler; cancel it if the client leaves, or when a shutdown waits no longer."""
+        left = done = usable = False
         async with trio.open_nursery() as nursery:
 
             async def watch() -> None:
@@ -297,12 +301,20 @@ class Connection:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            self._live = nursery.cancel_scope if plan.live else None
-            lost = not await _guarded(plan, request, out)
-            self._live = None
+            self._running, self._live = nursery.cancel_scope, plan.live
+            nursery.cancel_scope.deadline = self._handler_ends()
+            usable = await _guarded(plan, request, out)
+            done = True
             nursery.cancel_scope.cancel()
-        if left or lost or out.unfinished:
+        self._running = None
+        if not (left or done or plan.live):
+            with trio.move_on_after(LAST_WORDS_S):
+                usable = await _tell(out, NotReady("this node stops; another one can go on with the answer"))
+        if left or not usable or out.unfinished:
             raise _Gone
+
+    def _handler_ends(self) -> float:
+        return -math.inf if self._finishing and self._live else self._end_by
 
     async def _client_leaves(self) -> None:
         """Return when the client has closed its side, or sends more than a client that waits would.
@@ -353,14 +365,25 @@ async def _guarded(plan: Plan, request: Request, out: _Out) -> bool:
         ours = leaf_error(error)
         if ours is None:
             _log.exception("request %s to %s failed", request.request_id, request.path)
+            if out.started:
+                return False  # broken off: whoever can resume an answer does so elsewhere
             ours = _InternalError(f"an error of meshd itself; its log has it under request {request.request_id}")
-        if out.started:
+        return await _tell(out, ours)
+
+
+async def _tell(out: _Out, error: MeshdError) -> bool:
+    """Answer with an error, or end a stream with it; False if the connection can no longer be used."""
+    try:
+        if not out.started:
+            await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
+        elif out.between_events:
+            await send_error(out, error)
+            await out.end()
+        else:
             return False
-        try:
-            await out.respond(error_response(ours, tuple(getattr(ours, "headers", ()))))
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            return False
-        return True
+    except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+        return False
+    return True
 
 
 class _Out:
@@ -374,6 +397,8 @@ class _Out:
         self.request_id = request_id(None)
         self.close = False
         self._started = False
+        self._events = False
+        self._torn = False  # a part of what was to be written is lost
 
     @property
     def started(self) -> bool:
@@ -384,6 +409,11 @@ class _Out:
         """True when the answer was begun and broken off."""
         return self._started and self._h11.our_state is h11.SEND_BODY
 
+    @property
+    def between_events(self) -> bool:
+        """True when a stream of events was begun and another event may follow."""
+        return self._events and self.unfinished and not self._torn
+
     def begin(self, head_only: bool, name: str) -> None:
         self._head_only = head_only
         self.request_id = name
@@ -392,7 +422,7 @@ class _Out:
         own = (*headers, ("X-Request-Id", self.request_id), *((("Connection", "close"),) if self.close else ()))
         event = h11.Response(status_code=status, headers=list(with_defaults(own)), reason=b"")
         data = self._h11.send(event)
-        self._started = True
+        self._started, self._events = True, are_events(headers)
         await self._write(data)
 
     async def send(self, data: bytes) -> None:
@@ -411,10 +441,12 @@ class _Out:
         view = memoryview(data or b"")
         while view:
             self._transport.write(view[:_WRITE_BYTES])
+            view = view[_WRITE_BYTES:]
             if self._transport.pending:  # rare: a token's event fits into every buffer
+                self._torn = bool(view)  # if it is cancelled here
                 with trio.fail_after(self._write_s):
                     await self._transport.drain()
-            view = view[_WRITE_BYTES:]
+        self._torn = False
 
 
 def _target_too_long(limits: Limits) -> TargetTooLong:

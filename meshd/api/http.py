@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import trio
 
-from meshd.api.connection import Application, Connection
+from meshd.api.connection import LAST_WORDS_S, Application, Connection
 from meshd.api.limits import Budget, Limits
 from meshd.errors import LocalError
 from meshd.vocabulary import Endpoint
@@ -104,16 +104,17 @@ class HttpServer:
                 listener.socket.close()
 
     def shutdown(self, grace_s: float | None = None) -> None:
-        """Take no more connections, close idle ones, give running answers ``grace_s`` (default: `Limits.grace_s`), then end.
-        Idempotent."""
+        """Take no more connections, close idle ones, give running answers ``grace_s`` (default: `Limits.grace_s`), tell whoever
+        still waits that this node stops, then end. Idempotent."""
         if self._accepting.cancel_called:
             return
         self._accepting.cancel()
         for listener in self._listeners:
             listener.socket.close()
-        self._everything.deadline = trio.current_time() + (self._limits.grace_s if grace_s is None else grace_s)
+        end_by = trio.current_time() + (self._limits.grace_s if grace_s is None else grace_s)
+        self._everything.deadline = end_by + LAST_WORDS_S
         for connection in self._connections:
-            connection.finish()
+            connection.finish(end_by)
 
     def _take_place(self) -> bool:
         """A place among those that are served in full, if need be that of one who is of no use."""

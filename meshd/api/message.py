@@ -2,7 +2,7 @@
 
 A handler takes a `Request` and a `Writer` and either returns a whole `Response`, or streams through the writer and returns
 None. Until the writer has started, any error of `meshd.errors` it raises becomes the error document with its status; afterwards
-the status line is out and the handler itself must say in the stream what went wrong.
+the status line is out and it becomes the last event of the stream. Both are the business of whoever called the handler.
 
 ``path`` is percent-decoded exactly once; header names are lower case.
 """

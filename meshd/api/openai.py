@@ -13,11 +13,11 @@ from typing import Any
 
 from meshd.api.answer import Answer, answering
 from meshd.api.asking import Owner
-from meshd.api.message import Response, Writer, json_response, leaf_error
+from meshd.api.message import Response, Writer, json_response
 from meshd.api.node import Node
 from meshd.api.openai_read import Wanted
 from meshd.api.report import answer_headers, started_headers, usage_json
-from meshd.api.sse import DONE, SSE_HEADERS, frame, send_error
+from meshd.api.sse import DONE, SSE_HEADERS, frame
 from meshd.api.views import Hive
 from meshd.errors import ModelNotFound
 from meshd.inference.engine import Choice
@@ -84,15 +84,9 @@ async def answer_openai(shape: _Shape, wanted: Wanted, owner: Owner, node: Node,
     asked = wanted.asked
     telling = _Telling(shape, wanted, owner)
     if asked.stream:
-        try:
-            async with answering(node.chain, owner.text, asked.request, asked.stops) as answer:
-                await writer.start(200, (*SSE_HEADERS, *started_headers(answer.report, answer.waited_ms)))
-                await telling.stream(answer, writer)
-        except Exception as error:
-            ours = leaf_error(error)
-            if ours is None or not writer.started:
-                raise
-            await send_error(writer, ours)
+        async with answering(node.chain, owner.text, asked.request, asked.stops) as answer:
+            await writer.start(200, (*SSE_HEADERS, *started_headers(answer.report, answer.waited_ms)))
+            await telling.stream(answer, writer)
         return None
     async with answering(node.chain, owner.text, asked.request, asked.stops) as answer:
         document = await telling.whole(answer)

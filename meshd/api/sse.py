@@ -10,7 +10,8 @@ from typing import Any
 from meshd.api.message import Headers, Writer, dump_json
 from meshd.errors import MeshdError
 
-SSE_HEADERS: Headers = (("Content-Type", "text/event-stream; charset=utf-8"), ("X-Accel-Buffering", "no"))
+_TYPE = "text/event-stream"
+SSE_HEADERS: Headers = (("Content-Type", f"{_TYPE}; charset=utf-8"), ("X-Accel-Buffering", "no"))
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": still here\n\n"
 
@@ -18,6 +19,11 @@ KEEP_ALIVE = b": still here\n\n"
 def frame(document: Any) -> bytes:
     """One event."""
     return b"data: " + dump_json(document) + b"\n\n"
+
+
+def are_events(headers: Headers) -> bool:
+    """True for the headers of a stream of events."""
+    return any(name.lower() == "content-type" and value.startswith(_TYPE) for name, value in headers)
 
 
 async def send_error(writer: Writer, error: MeshdError) -> None:

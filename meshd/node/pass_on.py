@@ -5,7 +5,9 @@ other side's handler makes them. Leaving either side cancels the other: the clie
 that was asked checks the key; the link proves that it is a member.
 
 The link is watched meanwhile, and an entry that is silent is given up as soon as a hop of a route would be: a machine that lost
-its power tells nobody. The client's deadline is the asked node's to keep, and goes on counting at the entry.
+its power tells nobody. The client's deadline is the asked node's to keep, and goes on counting at the entry. An entry that is lost
+in the middle of a stream is not replaced: what the client has of it, and what it resumes with, is the client's to say. It is
+told in the stream's last event, as every failure of a stream is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import trio
 
 from meshd.api.app import App
 from meshd.api.message import Headers, Request, Response, Writer, error_response, leaf_error
+from meshd.api.sse import send_error
 from meshd.chain.evidence import SILENCE_S
 from meshd.chain.session import PAUSED_S
 from meshd.directory import Directory, Member
@@ -68,7 +71,7 @@ class Passer:
                 waited_s = request.waited_s + trio.current_time() - began
                 return await _hand_over(link, replace(request, waited_s=waited_s), writer)
             except (PeerError, NotReady, Busy) as error:
-                if writer.started:  # for its client this node is the entry, and can no longer go on
+                if writer.started:  # the client has tokens already, which only its own resume tells another entry
                     raise NotReady(f"the entry that answered in this node's place is gone: {error.message}") from error
                 last = error
                 busy = error if isinstance(error, Busy) else busy
@@ -187,18 +190,26 @@ async def take_over(app: App, peer: NodeId, message: Message, stream: Stream) ->
             response = await app.take_over(_request_untrusted(message, peer), writer)
         except Exception as error:
             known = leaf_error(error)
-            if known is None or writer.started:
+            if known is None:
                 raise
-            if isinstance(known, NotReady | Busy):  # another entry may do better: an error, not an answer
+            if isinstance(known, NotReady | Busy) and not writer.started:  # another entry may do better: no answer
                 stream.fail(known)
                 nursery.cancel_scope.cancel()
                 return
-            response = error_response(known)
+            response = await _told(known, writer)
         if response is not None:
             head = {"status": response.status, "headers": [list(pair) for pair in response.headers]}
             await stream.send(Message("whole", head, response.body))
         await stream.end()
         nursery.cancel_scope.cancel()
+
+
+async def _told(error: MeshdError, writer: Writer) -> Response | None:
+    """An error as an answer, or as the last event of one that was begun."""
+    if not writer.started:
+        return error_response(error)
+    await send_error(writer, error)
+    return None
 
 
 async def _cancel_when_left(stream: Stream, scope: trio.CancelScope) -> None:

@@ -18,6 +18,7 @@ from meshd.api.connection import Plan
 from meshd.api.http import HttpServer, listen
 from meshd.api.limits import Limits
 from meshd.api.message import Request, Response, Writer, json_response
+from meshd.api.sse import SSE_HEADERS, frame
 from meshd.errors import CallerError, LocalError
 from meshd.vocabulary import Endpoint
 
@@ -28,7 +29,8 @@ FAST = replace(SMALL, header_s=0.1, body_s=0.1, idle_s=0.1, write_s=0.1)
 
 @dataclass
 class Echo:
-    """Answers every request with what it was; ``/wait`` waits until it is cancelled; ``/stream`` sends for ever."""
+    """Answers every request with what it was; ``/wait`` waits until it is cancelled, ``/events`` after a first event;
+    ``/stream`` sends for ever."""
 
     requests: list[Request] = field(default_factory=list)
     entered: trio.Event = field(default_factory=trio.Event)
@@ -44,8 +46,11 @@ class Echo:
     async def answer(self, request: Request, writer: Writer) -> Response | None:
         self.requests.append(request)
         self.entered.set()
-        if request.path == "/wait":
+        if request.path in ("/wait", "/events"):
             try:
+                if request.path == "/events":
+                    await writer.start(200, SSE_HEADERS)
+                    await writer.send(frame(1))
                 await self.release.wait()
             except trio.Cancelled:
                 self.cancelled.set()
@@ -521,6 +526,30 @@ def test_shutdown_lets_a_running_answer_finish_and_closes_idle_connections() -> 
                 await test(server, app)
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("path", ["/wait", "/events"])
+def test_shutdown_tells_whoever_it_waits_for_no_longer(path: str) -> None:
+    async def main() -> bytes:
+        with trio.fail_after(10):
+            async with serving() as (server, app):
+                stream = await connect(server)
+                await stream.send_all(get(path))
+                await app.entered.wait()
+            async with stream:
+                return await read_all(stream)
+
+    head, _, body = trio.run(main).partition(b"\r\n\r\n")
+    if path == "/wait":
+        assert head.startswith(b"HTTP/1.1 503")
+        told = json.loads(body)["error"]
+    else:
+        first, last = re.findall(rb"data: (.*)\n\n", body)
+        assert first == b"1"
+        assert body.endswith(b"0\r\n\r\n")
+        told = json.loads(last)["error"]
+        assert told["status"] == 503
+    assert (told["code"], "this node stops" in told["message"]) == ("not_ready", True)
 
 
 def test_shutdown_does_not_wait_for_what_never_ends() -> None:

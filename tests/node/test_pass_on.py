@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import json
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import cast
 
@@ -11,12 +13,13 @@ import trio
 import trio.testing
 
 from meshd.api.app import App
+from meshd.api.http import HttpServer, listen
 from meshd.api.message import Headers, Request
 from meshd.directory import Directory
 from meshd.errors import Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError, StageUnavailable, WrongPeer
 from meshd.links.wire import Link
 from meshd.node.pass_on import Passer, entries, take_over
-from meshd.vocabulary import LayerRange, NodeId
+from meshd.vocabulary import Endpoint, LayerRange, NodeId
 from tests.api.rig import Rig, member
 from tests.fakes.chain import N1, N2, FakeChain
 from tests.fakes.links import FakeLinks, FakeNet, Inbound
@@ -42,13 +45,16 @@ def test_who_holds_layers_must_have_proven_them_where_that_can_be_judged(
 
 
 class Client:
-    """Nothing has been said to it yet."""
+    """Keeps what it is sent."""
 
-    started = False
+    def __init__(self) -> None:
+        self.started, self.got = False, b""
 
-    async def start(self, status: int, headers: Headers) -> None: ...
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
 
-    async def send(self, data: bytes) -> None: ...
+    async def send(self, data: bytes) -> None:
+        self.got += data
 
 
 class Refusing:
@@ -88,6 +94,7 @@ async def serve(links: FakeLinks, app: App) -> None:
 
 
 ASKED = Request("POST", "/chain", body=b'{"prompt": "hi"}')
+IDS = tuple(b"a quiet night")
 
 
 def asked_of(first: Rig, second: Rig) -> tuple[int, bytes]:
@@ -171,6 +178,72 @@ def test_an_entry_that_falls_silent_is_left_for_another_and_the_deadline_goes_on
 async def freeze_soon(net: FakeNet, node: NodeId) -> None:
     await trio.sleep(0.1)
     net.freeze(node)
+
+
+async def kill_soon(net: FakeNet, node: NodeId) -> None:
+    await trio.sleep(0.1)
+    net.kill(node)
+
+
+async def in_peace(_net: FakeNet, _node: NodeId) -> None:
+    """Nothing happens to it."""
+
+
+@pytest.mark.parametrize(
+    ("path", "happens", "code"),
+    [
+        ("/chain", kill_soon, "not_ready"),
+        ("/v1/completions", kill_soon, "not_ready"),
+        ("/chain", freeze_soon, "not_ready"),
+        ("/chain", in_peace, "deadline_exceeded"),
+    ],
+)
+def test_a_stream_that_was_begun_ends_with_an_event_that_says_why(
+    path: str, happens: Callable[[FakeNet, NodeId], Awaitable[None]], code: str
+) -> None:
+    """As one does that the asked node owns. Another entry would begin anew, so it is the client who goes on there."""
+    first, second = Rig(FakeChain(IDS, hold_at=3)), Rig(FakeChain(IDS))
+    answer = over_http(first, second, path, happens, deadline_ms=2500)
+    (*events, last) = [json.loads(event) for event in re.findall(rb"data: (.*)\n\n", answer)]
+    assert last["error"]["code"] == code
+    assert not any("error" in event for event in events)
+    assert b"[DONE]" not in answer
+    assert answer.endswith(b"\r\n0\r\n\r\n")
+    assert not second.chain.requests
+
+
+def test_what_the_entry_says_of_its_own_failure_is_passed_on_whole() -> None:
+    first = Rig(FakeChain(IDS, error=StageUnavailable([LayerRange(15, 30)]), error_at=3))
+    answer = over_http(first, Rig(), "/chain", in_peace)
+    (*_, tokens, last) = [json.loads(event) for event in re.findall(rb"data: (.*)\n\n", answer)]
+    assert "tokens" in tokens
+    assert last["error"]["missing"] == [[15, 30]]
+
+
+def over_http(
+    first: Rig, second: Rig, path: str, happens: Callable[[FakeNet, NodeId], Awaitable[None]], **more: int
+) -> bytes:
+    """All that a client of an entry without layers is sent, while something happens to the one that is asked first."""
+    body = json.dumps({"prompt": "hi", "max_tokens": len(IDS), "stream": True, **more})
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def main() -> bytes:
+        net = FakeNet()
+        asked = App(Rig(text=None, pass_on=Passer(net.join(N1), lambda: ROOM)).node())
+        server = HttpServer(asked, await listen([Endpoint("127.0.0.1", 0)]))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            nursery.start_soon(serve, net.join(N2), App(first.node()))
+            nursery.start_soon(serve, net.join(N3), App(second.node()))
+            nursery.start_soon(happens, net, N2)
+            with trio.fail_after(10):
+                async with await trio.open_tcp_stream("127.0.0.1", server.endpoints[0].port) as stream:
+                    await stream.send_all((head + body).encode())
+                    answer = b"".join([part async for part in stream])
+            nursery.cancel_scope.cancel()
+        return answer
+
+    return trio.run(main)
 
 
 @pytest.mark.parametrize("deadline_s", [0.2, 1.0, 4.0])
