@@ -22,7 +22,6 @@ import trio
 
 from meshd.api.limits import Budget, Limits
 from meshd.api.message import (
-    Headers,
     Request,
     Response,
     Writer,
@@ -30,16 +29,14 @@ from meshd.api.message import (
     leaf_error,
     request_id,
     split_target,
-    with_defaults,
 )
-from meshd.api.sse import are_events, send_error
+from meshd.api.outgoing import Outgoing
+from meshd.api.sse import send_error
 from meshd.errors import Busy, CallerError, MeshdError, NotReady, PayloadTooLarge, RequestTimeout
-from meshd.links.transport import SocketTransport
 
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
-_WRITE_BYTES = 256 * 1024  # each slice of a large answer has its own write deadline
 _READ_AHEAD_BYTES = 64 * 1024  # what a client may send ahead of its answer before it is cut off
 _FIRST_S = 0.25  # a client that connects has something to say
 _CROWDED_HEADER_S = 2.0  # who has only a reserve place has its head ready
@@ -112,7 +109,7 @@ class Connection:
         self._finishing = False
         self._end_by = math.inf
         self.dropped = False
-        self._out: _Out | None = None
+        self._out: Outgoing | None = None
         self._running: trio.CancelScope | None = None  # the handler
         self._live = False
         self._first = True  # still waits for its first request
@@ -165,7 +162,7 @@ class Connection:
 
     async def _exchange(self) -> bool:
         """One request and its answer; True if another may follow."""
-        out = self._out = _Out(self._stream, self._h11, self._limits.write_s)
+        out = self._out = Outgoing(self._stream, self._h11, self._limits.write_s)
         out.close = self.crowded
         try:
             event = await self._read_head()
@@ -177,7 +174,7 @@ class Connection:
         done = self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
         return done and not (self.crowded or self._finishing)
 
-    async def _answer(self, event: h11.Request, out: _Out) -> None:
+    async def _answer(self, event: h11.Request, out: Outgoing) -> None:
         headers = _headers(event)
         out.begin(event.method == b"HEAD", request_id(headers.get("x-request-id")))
         target = event.target.decode("ascii")
@@ -289,7 +286,7 @@ class Connection:
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    async def _run_handler(self, plan: Plan, request: Request, out: _Out) -> None:
+    async def _run_handler(self, plan: Plan, request: Request, out: Outgoing) -> None:
         """Run the handler; cancel it if the client leaves, or when a shutdown waits no longer."""
         left = done = usable = False
         async with trio.open_nursery() as nursery:
@@ -335,7 +332,7 @@ class Connection:
         if self._h11.our_state is h11.DONE:
             await trio.sleep_forever()
 
-    async def _refuse(self, out: _Out, error: MeshdError) -> None:
+    async def _refuse(self, out: Outgoing, error: MeshdError) -> None:
         """Send the error. If the client is still sending, close in a way that lets it read the answer first."""
         if out.started:
             raise _Gone
@@ -350,7 +347,7 @@ class Connection:
                 pass
 
 
-async def _guarded(plan: Plan, request: Request, out: _Out) -> bool:
+async def _guarded(plan: Plan, request: Request, out: Outgoing) -> bool:
     """Let the handler answer, and its errors be answered; False if the connection can no longer be used."""
     try:
         response = await plan.answer(request, out)
@@ -371,7 +368,7 @@ async def _guarded(plan: Plan, request: Request, out: _Out) -> bool:
         return await _tell(out, ours)
 
 
-async def _tell(out: _Out, error: MeshdError) -> bool:
+async def _tell(out: Outgoing, error: MeshdError) -> bool:
     """Answer with an error, or end a stream with it; False if the connection can no longer be used."""
     try:
         if not out.started:
@@ -384,69 +381,6 @@ async def _tell(out: _Out, error: MeshdError) -> bool:
     except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
         return False
     return True
-
-
-class _Out:
-    """The `Writer` of one exchange: every write has a deadline, so a client that does not read ends its own answer only."""
-
-    def __init__(self, stream: trio.SocketStream, connection: h11.Connection, write_s: float) -> None:
-        self._transport = SocketTransport(stream)
-        self._h11 = connection
-        self._write_s = write_s
-        self._head_only = False
-        self.request_id = request_id(None)
-        self.close = False
-        self._started = False
-        self._events = False
-        self._torn = False  # a part of what was to be written is lost
-
-    @property
-    def started(self) -> bool:
-        return self._started
-
-    @property
-    def unfinished(self) -> bool:
-        """True when the answer was begun and broken off."""
-        return self._started and self._h11.our_state is h11.SEND_BODY
-
-    @property
-    def between_events(self) -> bool:
-        """True when a stream of events was begun and another event may follow."""
-        return self._events and self.unfinished and not self._torn
-
-    def begin(self, head_only: bool, name: str) -> None:
-        self._head_only = head_only
-        self.request_id = name
-
-    async def start(self, status: int, headers: Headers) -> None:
-        own = (*headers, ("X-Request-Id", self.request_id), *((("Connection", "close"),) if self.close else ()))
-        event = h11.Response(status_code=status, headers=list(with_defaults(own)), reason=b"")
-        data = self._h11.send(event)
-        self._started, self._events = True, are_events(headers)
-        await self._write(data)
-
-    async def send(self, data: bytes) -> None:
-        if data and not self._head_only:
-            await self._write(self._h11.send(h11.Data(data=data)))
-
-    async def end(self) -> None:
-        await self._write(self._h11.send(h11.EndOfMessage()))
-
-    async def respond(self, response: Response) -> None:
-        await self.start(response.status, (*response.headers, ("Content-Length", str(len(response.body)))))
-        await self.send(response.body)
-        await self.end()
-
-    async def _write(self, data: bytes | None) -> None:
-        view = memoryview(data or b"")
-        while view:
-            self._transport.write(view[:_WRITE_BYTES])
-            view = view[_WRITE_BYTES:]
-            if self._transport.pending:  # rare: a token's event fits into every buffer
-                self._torn = bool(view)  # if it is cancelled here
-                with trio.fail_after(self._write_s):
-                    await self._transport.drain()
-        self._torn = False
 
 
 def _target_too_long(limits: Limits) -> TargetTooLong:

@@ -5,9 +5,8 @@ other side's handler makes them. Leaving either side cancels the other: the clie
 that was asked checks the key; the link proves that it is a member.
 
 The link is watched meanwhile, and an entry that is silent is given up as soon as a hop of a route would be: a machine that lost
-its power tells nobody. The client's deadline is the asked node's to keep, and goes on counting at the entry. An entry that is lost
-in the middle of a stream is not replaced: what the client has of it, and what it resumes with, is the client's to say. It is
-told in the stream's last event, as every failure of a stream is.
+its power tells nobody. The client's deadline is the asked node's to keep, and goes on counting at the entry. An entry that is
+lost in the middle of a stream is not replaced: what the client has of it, and what it resumes with, is the client's to say.
 """
 
 from __future__ import annotations
