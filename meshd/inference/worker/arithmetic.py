@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol
 
 import torch
@@ -36,6 +37,8 @@ _SAMPLE_WEIGHTS: Final = 1 << 24  # a trial's matrix is cut to this many weights
 _SAMPLE_OUTPUTS: Final = 256
 _PROMPT: Final = 70
 _ANSWER: Final = 4
+_PIECES: Final = (1, 33, 31, 5, 1, 2, 1)  # of both together
+_COMPANY: Final = 90
 
 
 def at_least_two(rows: int) -> int:
@@ -153,12 +156,12 @@ def trial(stage: Steps, skeleton: Skeleton) -> str | None:
     if not attention_steady(heads, groups, getattr(config, "head_dim", None) or config.hidden_size // heads):
         return "attention gives a row other bits in other company"
     layers = packing.sample_range(skeleton)
-    total = _PROMPT + _ANSWER
+    total = skeleton.at_most(_PROMPT + _ANSWER)
+    prompt = _prompt_of(total)
     rows = packing.sample_rows(skeleton, total)
-    alone, alone_state = _walk(stage, layers, rows, [_PROMPT] + [1] * _ANSWER)
-    mixed, mixed_state = _walk(
-        stage, layers, rows, [1, 33, 31, 5, 1, 2, 1], company=packing.sample_rows(skeleton, 90, 8)
-    )
+    company = packing.sample_rows(skeleton, skeleton.at_most(_COMPANY), 8)
+    alone, alone_state = _walk(stage, layers, rows, [prompt] + [1] * (total - prompt))
+    mixed, mixed_state = _walk(stage, layers, rows, _within(total, _PIECES), company)
     replayed, replayed_state = _walk(stage, layers, rows, [total])
     for what, got, state in (("in company", mixed, mixed_state), ("replayed", replayed, replayed_state)):
         if not torch.equal(alone, got):
@@ -174,6 +177,16 @@ def trial(stage: Steps, skeleton: Skeleton) -> str | None:
     return None
 
 
+def _within(total: int, sizes: Sequence[int]) -> list[int]:
+    """``sizes``, cut where they exceed ``total``."""
+    ends = [min(end, total) for end in accumulate(sizes)]
+    return [end - start for start, end in pairwise([0, *ends]) if end > start]
+
+
+def _prompt_of(total: int) -> int:
+    return max(1, total - _ANSWER)
+
+
 def _walk(
     stage: Steps, layers: LayerRange, rows: torch.Tensor, sizes: Sequence[int], company: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, SessionState]:
@@ -181,7 +194,7 @@ def _walk(
     state, other = stage.state(layers), stage.state(layers)
     parts, start, beside = [], 0, 0
     for size in sizes:
-        items = [Item(state, start, size, size, _PROMPT, rows[start : start + size])]
+        items = [Item(state, start, size, size, _prompt_of(len(rows)), rows[start : start + size])]
         if company is not None:
             n = min(len(company) - beside, 1 + start // 2)
             other_item = Item(other, beside, n, n, len(company) // 2, company[beside : beside + n])

@@ -34,8 +34,8 @@ _INT8_TOLERANCE: Final = 0.2  # the other side of the comparison has bf16 weight
 _OUTLIERS: Final = 0.1  # in reduced precision noise may send a few rows to other experts; a wrong mask hits most rows
 # Whatever an architecture's code raises when it is cut, or is given a cache that it does not know.
 _FOREIGN: Final = (RuntimeError, LookupError, TypeError, AttributeError, ValueError, AssertionError)
-TRIAL_ROWS: Final = 40
-TRIAL_PROMPT: Final = 32  # the last rows use row arithmetic
+_TRIAL_ROWS: Final = 40
+_ANSWERED: Final = 5  # one in so many of the rows of a trial uses row arithmetic
 _TRIAL_WINDOW: Final = 12
 _TRIAL_SCALE: Final = 1 / 8  # small beside what layers add: they norm what enters, so that does not shrink with it
 
@@ -79,8 +79,13 @@ def sample_rows(skeleton: Skeleton, n: int, seed: int = 7) -> torch.Tensor:
     return torch.randn(n, skeleton.config.hidden_size, generator=source).to(skeleton.torch_dtype)
 
 
+def prompt_of(rows: int) -> int:
+    """How many rows of a trial are its prompt."""
+    return rows - rows // _ANSWERED
+
+
 class Chunks(Protocol):
-    """Runs a range for a new session, given each step's end: the outputs of all rows."""
+    """Runs a range for a new session of `prompt_of` its rows, given each step's end: the outputs of all rows."""
 
     def __call__(self, layers: LayerRange, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor: ...
 
@@ -90,18 +95,19 @@ def agrees(passes: Passes, run: Chunks) -> bool:
     skeleton = passes.skeleton
     tolerance = _INT8_TOLERANCE if skeleton.dtype == "int8" else _TOLERANCE[skeleton.torch_dtype]
     layers = sample_range(skeleton)
-    rows = sample_rows(skeleton, TRIAL_ROWS)
+    rows = sample_rows(skeleton, skeleton.at_most(_TRIAL_ROWS))
+    total = len(rows)
     if not skeleton.first:
         rows = rows * _TRIAL_SCALE
     implementation = skeleton.config._attn_implementation
     with _small_windows(skeleton):
         try:
-            chunked = run(layers, rows, (TRIAL_ROWS - 16, TRIAL_ROWS - 1, TRIAL_ROWS))
+            chunked = run(layers, rows, sorted({max(1, total * 3 // 5), max(1, total - 1), total}))
         except _FOREIGN:
             return False
         skeleton.model.set_attn_implementation("eager")
         try:
-            plain = passes.residual(layers, rows, torch.arange(len(rows))[None], None)
+            plain = passes.residual(layers, rows, torch.arange(total)[None], None)
         except _FOREIGN as reason:
             raise ModelRefused(f"{skeleton.config.model_type} does not run as layers {layers}: {reason}") from None
         finally:
@@ -112,7 +118,7 @@ def agrees(passes: Passes, run: Chunks) -> bool:
     # Where a layer adds little to a residual, as new weights do, rounding the sum alone exceeds the tolerance of what it adds.
     rounding = torch.finfo(skeleton.torch_dtype).eps / 2 * plain.float().norm(dim=-1)
     wrong = (error > tolerance * moved.norm(dim=-1) + rounding + 1e-6) | ~error.isfinite()
-    allowed = 0 if skeleton.torch_dtype == torch.float32 else _OUTLIERS * len(rows)
+    allowed = 0 if skeleton.torch_dtype == torch.float32 else _OUTLIERS * total
     return int(wrong.sum()) <= allowed
 
 

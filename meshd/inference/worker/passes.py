@@ -76,11 +76,11 @@ class Passes:
         return entered
 
     def head(self, rows: torch.Tensor, keep: torch.Tensor, cache: Any) -> torch.Tensor:
-        """Logits of residual ``rows``: the last layer runs, and its output is replaced by them."""
+        """Logits of residual ``rows``: the last layer runs, and its output is replaced by them, so positions do not matter."""
         last = LayerRange(self.skeleton.held.end - 1, self.skeleton.held.end)
         self._leave = rows
         try:
-            return self.logits(last, rows, torch.arange(len(rows))[None], cache, keep)
+            return self.logits(last, rows, torch.zeros(1, len(rows), dtype=torch.long), cache, keep)
         finally:
             self._leave = None
 

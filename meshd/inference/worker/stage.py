@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -29,6 +30,8 @@ from meshd.inference.worker.weights import touch
 from meshd.vocabulary import LayerRange
 
 __all__ = ["Item", "SessionState", "Stage"]
+
+_MEASURED_ROWS: Final = 64
 
 
 class Stage:
@@ -141,17 +144,19 @@ class Stage:
             return self._passes.head(rows, keep, cache)[:n].float()
 
     def measure(self) -> tuple[float, float]:
-        """Milliseconds per layer of one decode row and of a 64-row prefill chunk; the median of three."""
+        """Milliseconds per layer of one decode row and of a prefill chunk of 64 rows; the median of three. A model with fewer
+        positions is measured with what it has."""
         one: list[float] = []
         many: list[float] = []
-        rows = packing.sample_rows(self._skeleton, 65)
+        chunk = max(1, self._skeleton.at_most(_MEASURED_ROWS + 1) - 1)
+        rows = packing.sample_rows(self._skeleton, chunk + 1)
         for _ in range(3):
             state = self.state()
-            for samples, start, end in ((many, 0, 64), (one, 64, 65)):
+            for samples, start, end in ((many, 0, chunk), (one, chunk, chunk + 1)):
                 began = time.perf_counter()
-                self.step(self.layers, [Item(state, start, end - start, 1, 64, rows[start:end])])
+                self.step(self.layers, [Item(state, start, end - start, 1, chunk, rows[start:end])])
                 samples.append((time.perf_counter() - began) * 1e3 / len(self.layers))
-        return sorted(one)[1], sorted(many)[1]
+        return sorted(one)[1], sorted(many)[1] * _MEASURED_ROWS / chunk
 
     def _check(self, layers: LayerRange) -> None:
         if not self.layers.covers(layers):
@@ -282,7 +287,7 @@ class Stage:
                 out = self._passes.residual(layers, part, torch.arange(start, end)[None], cache)
                 cache.seen = end
             else:
-                out = self._packed_residual(layers, [Item(state, start, n, n, packing.TRIAL_PROMPT, part)])
+                out = self._packed_residual(layers, [Item(state, start, n, n, packing.prompt_of(len(rows)), part)])
             state.log(start, out)
             start = state.have = end
         return state.boundary(0, start)
@@ -356,13 +361,14 @@ class Stage:
 
     @torch.inference_mode()
     def _measure_token_bytes(self, layers: LayerRange) -> int:
-        n = GRAIN_TOKENS  # a buffer's smallest length; states that do not grow are spread over as many tokens
+        # a buffer's smallest length; states that do not grow are spread over as many tokens
+        n = self._skeleton.at_most(GRAIN_TOKENS)
         rows = torch.zeros(n, self.hidden_size, dtype=self._skeleton.torch_dtype)
         log = rows.nbytes // n if layers.end < self.num_layers else 0
         if self.packs:
             packed = PackedState(layers, logs=False)
             self._packed_residual(layers, [Item(packed, 0, 2, 0, 2, rows[:2])])
-            return log + packed.nbytes // n
+            return log + packed.nbytes // GRAIN_TOKENS
         cache = self._cache_of(SingleState(layers, logs=False), layers)
         self._passes.residual(layers, rows, torch.arange(n)[None], cache)
         return log + -(-cache.nbytes // n)
