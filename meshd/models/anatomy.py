@@ -4,7 +4,8 @@ Owns the reading of tensor *names*. `dissect` finds the decoder's layer list gen
 ``transformer.h.N.``, ``language_model.model.layers.N.`` ...) and sorts what lies outside of it: embeddings go with the first
 layer, final norm and head with the last. Vision and audio parts of multimodal checkpoints serve no text and are left out. Pure.
 
-Invariants: every layer below ``num_layers`` has tensors; a tied head is the embedding again. A tensor outside the layers
+Invariants: every layer below ``num_layers`` has tensors; a tied head is the embedding again. A head that is stored is the
+head, whatever the config says: configs have been wrong, and transformers believes the file too. A tensor outside the layers
 whose place is not evident goes to both ends: holding it in vain is cheap, missing it is not. Errors: ModelRefused.
 """
 
@@ -37,7 +38,7 @@ _BUFFERS: Final = re.compile(r"rotary_emb\.inv_freq\Z|\.attn\.(masked_)?bias\Z|a
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """Tensor names by place. ``table`` is the embedding matrix; ``head`` the untied head's tensors (empty when tied)."""
+    """Tensor names by place. ``table`` is the embedding matrix, which ``last`` has too where the head is tied to it."""
 
     layers: tuple[tuple[str, ...], ...]
     first: tuple[str, ...]
@@ -74,9 +75,9 @@ def dissect(names: Iterable[str], num_layers: int, tie: bool | None) -> Anatomy:
             layers[index].append(name)
     outer = [name for name in outside if _is_text(name, root)]
     heads = [name for name in outer if _HEAD_PARTS.intersection(name.split("."))]
-    if not heads and tie is False:
+    tied = not any(name.endswith(".weight") for name in heads)
+    if tied and tie is False:
         raise ModelRefused("the config says that the head is not tied to the embedding, and no file holds a head")
-    tied = not heads or tie is True
     table = _table(outer)
     body = [name for name in outer if name not in heads]
     first = tuple(name for name in body if _is_first(name) or not _is_last(name))
@@ -84,7 +85,7 @@ def dissect(names: Iterable[str], num_layers: int, tie: bool | None) -> Anatomy:
     return Anatomy(
         layers=tuple(tuple(layer) for layer in layers),
         first=first,
-        last=(*last, *((table, *(name for name in heads if not name.endswith(".weight"))) if tied else heads)),
+        last=(*last, *((table,) if tied else ()), *heads),
         table=table,
         tied=tied,
     )

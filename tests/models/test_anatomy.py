@@ -58,11 +58,17 @@ def test_experts_stay_inside_their_layer_and_draft_layers_are_left_out() -> None
     assert draft[0] not in found.names(LayerRange(0, 3))
 
 
-def test_of_a_tied_head_in_the_file_only_the_bias_is_needed() -> None:
-    head = ["lm_head.weight", "lm_head.bias"]
-    found = dissect([*names("model.layers", 2), "model.embed_tokens.weight", *head], 2, True)
+def test_a_tied_head_may_have_a_bias_of_its_own() -> None:
+    found = dissect([*names("model.layers", 2), "model.embed_tokens.weight", "lm_head.bias"], 2, True)
     assert found.tied
     assert found.last == ("model.embed_tokens.weight", "lm_head.bias")
+
+
+def test_a_head_in_the_file_is_the_head_even_if_the_config_says_that_it_is_tied() -> None:
+    head = ("lm_head.bias", "lm_head.weight")
+    found = dissect([*names("model.layers", 2), "model.embed_tokens.weight", *head], 2, True)
+    assert not found.tied
+    assert found.last == head
 
 
 def test_an_untied_head_that_is_not_there_is_refused() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -71,6 +71,34 @@ def anatomy(model: Any) -> Anatomy:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A tensor of the checkpoint and what the whole model calls it; ``as_stored``: it is not one of several that become one."""
+
+    source: str
+    target: str
+    as_stored: bool
+
+
+def named(model: Any, checkpoint: Checkpoint) -> list[Named]:
+    """Every tensor of the checkpoint by its name in ``model``, which is still whole."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    shapes: dict[str, torch.Tensor] = model.state_dict()
+    found = []
+    for source in checkpoint.files:
+        target, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, shapes)
+        found.append(Named(source, target, pattern is None))
+    return found
+
+
+def with_stored_head(parts: Anatomy, tensors: Iterable[Named]) -> Anatomy:
+    """``parts`` with a head that is not tied where the checkpoint has one: configs have been wrong about that."""
+    stored = any(tensor.target == f"{parts.head_path}weight" for tensor in tensors)
+    return replace(parts, tied=parts.tied and not stored)
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """One tensor to load: its name in the checkpoint and the name to load it under."""
 
@@ -79,21 +107,20 @@ class Placed:
     where: str
 
 
-def place(model: Any, parts: Anatomy, checkpoint: Checkpoint, layers: LayerRange) -> list[Placed]:
-    """The tensors that ``layers`` needs, with layer numbers counted from ``layers.start``. ``model`` is still whole."""
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+def place(
+    model: Any, parts: Anatomy, checkpoint: Checkpoint, tensors: Iterable[Named], layers: LayerRange
+) -> list[Placed]:
+    """Those of ``tensors`` that ``layers`` needs, with layer numbers counted from ``layers.start``. ``model`` is still whole."""
     shapes: dict[str, torch.Tensor] = model.state_dict()
     placer = _Placer(model, parts, layers)
     placed: list[Placed] = []
-    for source in checkpoint.files:
-        target, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, shapes)
+    for tensor in tensors:
+        source, target = tensor.source, tensor.target
         where = placer.where(source, target)
         if where is None:
             continue
         entry = checkpoint.entry(source, where)
-        if target in shapes and pattern is None and entry.shape != tuple(shapes[target].shape):
+        if target in shapes and tensor.as_stored and entry.shape != tuple(shapes[target].shape):
             raise ModelRefused(
                 f"{checkpoint.folder / checkpoint.files[source]}: {source} ({where}) has shape {list(entry.shape)}, "
                 f"{list(shapes[target].shape)} expected"
@@ -124,7 +151,7 @@ class _Placer:
         if target.startswith(parts.embedding_path):
             return "embedding" if self._first or (self._last and parts.tied) else None
         if parts.head_path and target.startswith(parts.head_path):
-            return "head" if self._last and not parts.tied else None
+            return "head" if self._last else None  # of a tied one only a bias is stored
         child = next((name for path, name in self._children.items() if target.startswith(path)), None)
         if child in BEFORE_LAYERS:
             return "embedding" if self._first else None

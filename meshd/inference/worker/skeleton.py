@@ -24,7 +24,17 @@ from transformers.utils import logging as transformers_logging
 
 from meshd.errors import ModelRefused
 from meshd.inference.worker import lean
-from meshd.inference.worker.placement import AFTER_LAYERS, BEFORE_LAYERS, Anatomy, Placed, anatomy, place, unloaded
+from meshd.inference.worker.placement import (
+    AFTER_LAYERS,
+    BEFORE_LAYERS,
+    Anatomy,
+    Placed,
+    anatomy,
+    named,
+    place,
+    unloaded,
+    with_stored_head,
+)
 from meshd.inference.worker.weights import Checkpoint
 from meshd.vocabulary import LayerRange
 
@@ -86,6 +96,11 @@ class Skeleton:
     def first(self) -> bool:
         return self.held.start == 0
 
+    def at_most(self, rows: int) -> int:
+        """``rows``, or as many as the model has positions for: learned ones end, and some rotary ones change there."""
+        context = getattr(self.config, "max_position_embeddings", None)
+        return min(rows, context) if isinstance(context, int) and context > 0 else rows
+
     @property
     def last(self) -> bool:
         return self.held.end == self.num_layers
@@ -102,10 +117,11 @@ def build(folder: Path, held: LayerRange, dtype: str) -> Skeleton:
         raise ModelRefused(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     torch_dtype = DTYPES[dtype]
     model = _blank(config, torch_dtype)
-    parts = anatomy(model)
+    tensors = named(model, checkpoint)
+    parts = with_stored_head(anatomy(model), tensors)
     if held.end > parts.num_layers:
         raise ModelRefused(f"{folder} has {parts.num_layers} layers, {held} is not among them")
-    placed = place(model, parts, checkpoint, held)
+    placed = place(model, parts, checkpoint, tensors, held)
     skeleton = _prune(model, parts, checkpoint, held, dtype)
     _load(skeleton, parts, checkpoint, placed)
     return skeleton

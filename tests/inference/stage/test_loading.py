@@ -142,6 +142,25 @@ def test_w29_the_last_stage_has_the_head_that_belongs_to_it(tiny: Made, name: st
     assert _holds_nothing_private(last)
 
 
+@pytest.mark.parametrize("cuts", [[0, 4], [0, 2, 4]])
+def test_a_stored_head_counts_even_if_the_config_says_that_it_is_tied(tmp_path: Path, cuts: list[int]) -> None:
+    model = reference("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    ids = some_ids(9, VOCABULARY)
+    chain = Chain.cut(tmp_path, cuts)
+    torch.testing.assert_close(chain.walk(chain.session(9), ids, [9]), whole(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cuts", [[0, 4], [0, 2, 4]])
+def test_a_tied_head_has_its_own_bias(tmp_path: Path, cuts: list[int]) -> None:
+    model = reference("phi", tmp_path, tie_word_embeddings=True)
+    assert model.lm_head.bias.detach().abs().max() > 0.1
+    ids = some_ids(9, VOCABULARY)
+    chain = Chain.cut(tmp_path, cuts)
+    torch.testing.assert_close(chain.walk(chain.session(9), ids, [9]), whole(model, ids), atol=1e-5, rtol=0)
+
+
 def _holds_nothing_private(skeleton: Any) -> bool:
     return all(skeleton.checkpoint.holds(parameter) for parameter in skeleton.model.parameters())
 
@@ -243,6 +262,24 @@ def test_frequencies_that_follow_the_longest_session_are_not_packed(tmp_path: Pa
     ids = some_ids(30, VOCABULARY)
     chain = Chain([stage])
     torch.testing.assert_close(chain.walk(chain.session(28), ids, [28, 2]), whole(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("positions", [20, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_with_fewer_positions_than_the_trials_have_rows(
+    tmp_path: Path, dtype: torch.dtype, positions: int
+) -> None:
+    model = reference("gpt2", tmp_path, dtype, n_positions=positions)
+    stage = Stage(tmp_path, ALL)
+    assert stage.packs
+    assert stage.deterministic == (dtype == torch.bfloat16)
+    assert all(ms > 0 for ms in stage.measure())
+    ids = some_ids(positions, VOCABULARY)
+    chain = Chain([stage])
+    got = chain.walk(chain.session(positions - 2), ids, [positions - 2, 1, 1])
+    close = 1e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(got, whole(model, ids), atol=close, rtol=0)
+    assert len(stage.lm_head(torch.zeros(positions + 1, stage.hidden_size, dtype=dtype))) == positions + 1
 
 
 def test_progress_rises_to_one(copy: Path) -> None:
