@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshd.inference.worker.skeleton import Skeleton, cut_config
+from meshd.inference.worker.skeleton import Skeleton, cut_config, numbered
 from meshd.vocabulary import LayerRange
 
 
@@ -26,10 +26,7 @@ class Passes:
 
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
-        self._numbered: list[list[Any]] = [
-            [module for module in layer.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-            for layer in skeleton.layers
-        ]
+        self._numbered = [numbered(layer) for layer in skeleton.layers]
         self._cache_name = (
             "cache" if "cache" in inspect.signature(skeleton.decoder.forward).parameters else "past_key_values"
         )
@@ -95,8 +92,8 @@ class Passes:
         setattr(self.skeleton.decoder, self.skeleton.layers_name, self._lists[layers])
         cut_config(self.skeleton, local)
         for number, modules in enumerate(self._numbered[local.start : local.end]):
-            for module in modules:
-                module.layer_idx = number
+            for module, attribute in modules:
+                setattr(module, attribute, number)
         self._focus = layers
 
     def _call(
@@ -109,9 +106,13 @@ class Passes:
         if cache is not None:
             inputs[self._cache_name] = cache
         if rows.is_floating_point():
-            self._enter = inputs["inputs_embeds"] = rows[None]
-        else:
+            self._enter = rows[None]
+        if not rows.is_floating_point():
             inputs["input_ids"] = rows[None]
+        elif self.skeleton.first:  # embeddings may have another width than residuals; what becomes of these is replaced
+            inputs["input_ids"] = positions.new_zeros(1, len(rows))
+        else:
+            inputs["inputs_embeds"] = rows[None]
         try:
             return target(**inputs)
         finally:

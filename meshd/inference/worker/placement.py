@@ -26,7 +26,7 @@ BEFORE_LAYERS: Final = frozenset({
     "drop", "embed_dropout", "emb_dropout",
 })  # fmt: skip
 AFTER_LAYERS: Final = frozenset({
-    "norm", "ln_f", "final_layer_norm", "final_layernorm", "embedding_norm", "project_out",
+    "norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "norm_f", "layer_norm", "embedding_norm", "project_out",
 })  # fmt: skip
 
 
@@ -52,16 +52,17 @@ def anatomy(model: Any) -> Anatomy:
         decoder = model.base_model
     names = {module: name for name, module in model.named_modules()}
     num_layers = config.num_hidden_layers
-    for name, child in decoder.named_children():
+    # some models give themselves for their decoder, which is then further in
+    for owner, (name, child) in ((module, item) for module in decoder.modules() for item in module.named_children()):
         if isinstance(child, nn.ModuleList) and len(child) == num_layers:
             head = model.get_output_embeddings()
             return Anatomy(
-                decoder=decoder,
+                decoder=owner,
                 layers_name=name,
                 layers_path=names[child] + ".",
                 embedding_path=names[model.get_input_embeddings()] + ".",
                 head_path=names[head] + "." if head is not None else None,
-                decoder_path=names[decoder] + "." if names[decoder] else "",
+                decoder_path=names[owner] + "." if names[owner] else "",
                 num_layers=num_layers,
                 tied=bool(
                     getattr(config, "tie_word_embeddings", False) or getattr(model.config, "tie_word_embeddings", False)

@@ -40,6 +40,7 @@ from meshd.vocabulary import LayerRange
 
 # Lists in a config with one value per layer, which ``forward`` looks up by the local layer number.
 PER_LAYER_SETTINGS: Final = ("layer_types", "no_rope_layers", "mlp_layer_types")
+_NUMBERS: Final = ("layer_idx", "layer_id")
 OTHER_SENSES: Final = (
     "vision_tower",
     "visual",
@@ -174,9 +175,8 @@ def _prune(model: Any, parts: Anatomy, checkpoint: Checkpoint, held: LayerRange,
     kept = list(getattr(decoder, parts.layers_name))[held.start : held.end]
     setattr(decoder, parts.layers_name, nn.ModuleList(kept))
     for layer in kept:
-        for module in layer.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
-                module.layer_idx -= held.start
+        for module, attribute in numbered(layer):
+            setattr(module, attribute, getattr(module, attribute) - held.start)
     per_layer: dict[str, list[Any]] = {}
     for setting in PER_LAYER_SETTINGS:
         values = getattr(config, setting, None)
@@ -199,6 +199,16 @@ def _prune(model: Any, parts: Anatomy, checkpoint: Checkpoint, held: LayerRange,
     )
     cut_config(skeleton, LayerRange(0, len(held)))
     return skeleton
+
+
+def numbered(layer: nn.Module) -> list[tuple[nn.Module, str]]:
+    """The modules of a layer that know its number, each with what it calls it."""
+    return [
+        (module, name)
+        for module in layer.modules()
+        for name in _NUMBERS
+        if isinstance(getattr(module, name, None), int)
+    ]
 
 
 def _replace_ends(model: Any, parts: Anatomy, *, first: bool, last: bool) -> None:

@@ -97,6 +97,7 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
     "gpt_neox": ("gpt_neox", {}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt_projected": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {}),
     "exaone4": ("exaone4", {"sliding_window": 12, "layer_types": _MIXED}),
@@ -108,7 +109,21 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": LAYERS, "n_head": 4}),
+    "mpt": ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": LAYERS}),
     "falcon": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": 12}),
+    "xglm": ("xglm", {"d_model": 64, "ffn_dim": 96, "attention_heads": 4, "num_layers": LAYERS}),
+    "biogpt": ("biogpt", {}),
+    "llama4": (
+        "llama4_text",
+        {
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 96,
+            "head_dim": 16,
+            "attention_chunk_size": 12,
+        },
+    ),
     "deepseek_v3": (
         "deepseek_v3",
         {

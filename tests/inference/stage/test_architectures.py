@@ -51,7 +51,7 @@ def test_company_and_rewinding_change_nothing(tiny: Made, name: str) -> None:
     torch.testing.assert_close(row, expected_long[PROMPT : PROMPT + 1], atol=CLOSE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "granite", "gpt2", "smollm3", "bloom", "lfm2"])
+@pytest.mark.parametrize("name", ["gemma2", "granite", "gpt2", "smollm3", "bloom", "gpt_neo", "lfm2"])
 def test_a_part_of_what_is_held_can_be_run(tiny: Made, name: str) -> None:
     """A session may use 1..3 of a stage that holds 0..4, beside sessions that use all of it."""
     from meshd.inference.worker.stage import Stage
@@ -73,7 +73,7 @@ def test_a_part_of_what_is_held_can_be_run(tiny: Made, name: str) -> None:
     torch.testing.assert_close(between, expected, atol=CLOSE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gemma", "granite", "gpt2", "cohere2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gemma", "granite", "gpt2", "opt_projected", "cohere2", "deepseek_v3"])
 def test_without_a_session_forward_and_head_equal_whole(tiny: Made, name: str) -> None:
     folder, model = tiny(name)
     chain = Chain.cut(folder, [0, 2, 4])
