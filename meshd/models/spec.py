@@ -154,17 +154,19 @@ class EndIds:
 
 
 def end_ids(path: Path, config: Mapping[str, Any]) -> EndIds:
-    """The union over config, text config, generation config and tokenizer config."""
+    """The union over config, text config, generation config and tokenizer config, or its older companion."""
     parts = [config, text_config(config), _optional(path / "generation_config.json")]
     eos = {token for part in parts for token in _ids(part.get("eos_token_id"))}
     begins = [token for part in parts for token in _ids(part.get("bos_token_id"))]
-    tokenizer = _optional(path / "tokenizer_config.json")
-    for text in _token_texts(tokenizer.get("eos_token")):
-        eos.update(_token_id(path, tokenizer, text))
+    tokenizer, older = (_optional(path / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+
+    def named(key: str) -> list[int]:
+        texts = _token_texts(tokenizer.get(key)) or _token_texts(older.get(key))
+        return [token for text in texts for token in _token_id(path, tokenizer, text)]
+
+    eos.update(named("eos_token"))
     if not begins:
-        begins = [
-            token for text in _token_texts(tokenizer.get("bos_token")) for token in _token_id(path, tokenizer, text)
-        ]
+        begins = named("bos_token")
     return EndIds(frozenset(eos), begins[0] if begins else None)
 
 

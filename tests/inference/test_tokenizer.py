@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Fast
 
 from meshd.errors import CallerError, ModelRefused
 from meshd.inference.detokenize import Detokenizer
@@ -199,6 +200,28 @@ def test_tokens_that_only_the_config_declares(tmp_path: Path) -> None:
     model = TextModel(byte_level(tmp_path / "m", added_tokens_decoder=late))
     assert len(model.encode("<|late|>", special=True)) == 1
     assert len(model.encode("<|late|>")) > 1
+
+
+def test_what_a_tokenizer_was_trained_with_does_not_cut_or_fill_prompts(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path / "m")
+    plain = TextModel(folder).encode("assistant user " * 40), TextModel(folder).encode("a")
+    fast = Fast.from_file(str(folder / "tokenizer.json"))
+    fast.enable_truncation(16)
+    fast.enable_padding(length=16)
+    fast.save(str(folder / "tokenizer.json"))
+    model = TextModel(folder)
+    assert (model.encode("assistant user " * 40), model.encode("a")) == plain
+    assert len(plain[0]) > 40
+
+
+def test_special_tokens_that_only_the_older_file_names(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path / "m", template="{{ bos_token }}hi{{ eos_token }}", bos_token=None, eos_token=None)
+    named = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>", "lstrip": False}}
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
+    model = TextModel(folder)
+    assert model.eos_ids == {2}
+    ids = model.chat(user(""))
+    assert (ids[0], ids[-1]) == (1, 2)
 
 
 def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:

@@ -80,8 +80,11 @@ def test_the_end_is_whatever_any_file_calls_the_end(tmp_path: Path) -> None:
     table = {"6": {"content": "<end>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "added_tokens_decoder": table}))
     assert spec_of(folder).eos_ids == (0, 4, 6)
-    (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
+    assert spec_of(folder).eos_ids == (0, 4)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<end>"}}))
+    assert spec_of(folder).eos_ids == (0, 4, 5)
+    (folder / "tokenizer.json").unlink()
     assert spec_of(folder).eos_ids == (0, 4)
 
 

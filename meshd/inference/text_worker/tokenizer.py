@@ -34,7 +34,8 @@ class TextModel:
     def __init__(self, folder: Path) -> None:
         config = _json(folder / "tokenizer_config.json")
         self._fast = _load(folder / "tokenizer.json")
-        self._special = _named(config)
+        # older folders name the special tokens in a file of their own
+        self._special = _named(_json(folder / "special_tokens_map.json")) | _named(config)
         _declare(self._fast, config, self._special.values())
         self._template, self._template_fault = _template(folder, config, self._special)
         self._add_bos: bool | None = config.get("add_bos_token")
@@ -144,9 +145,13 @@ def _shared(special: Mapping[str, str]) -> bool:
 
 def _load(path: Path) -> Any:
     try:
-        return Fast.from_file(str(path))
+        fast = Fast.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for anything it cannot read
         raise ModelRefused(f"{path.name} cannot be used: {error}") from error
+    # What it was last trained with is stored with it, and would cut prompts off or fill them up.
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
 
 
 def _declare(fast: Any, config: Mapping[str, Any], named: Iterable[str]) -> None:
