@@ -260,6 +260,8 @@ class Elector:
         )
         if move is None or self._grants.forbids(move.leaves, now):
             return []
+        if move.why != "gap" and whom_to_ask(self._needed(move, now), self._watch.replicas()) is None:
+            return []  # nobody proven here could promise to stay: a claim would come to nothing, and so again and again
         return self._claim(move.layers, move.why, move, now)
 
     def _free_choice(self, now: float) -> Decision:
@@ -351,17 +353,21 @@ class Elector:
         return task.move is not None and task.move.beside and not self._in_place(task)
 
     def _start_move(self, task: _Task, move: Move, now: float) -> list[Effect]:
-        if self._in_place(task):
-            return self._ask(task, move.leaves, now)
-        if move.beside:
+        if self._loads_first(task):
             return self._load(task, beside=True, now=now)
-        assert self.held is not None, "only holders move"  # noqa: S101 - checked by the caller
+        needed = self._needed(move, now)
+        return self._ask(task, needed, now) if needed else self._promised(task, now)
+
+    def _needed(self, move: Move, now: float) -> tuple[LayerRange, ...]:
+        """The layers for which somebody must promise to stay."""
+        assert self.held is not None, "only holders move"  # noqa: S101 - checked by the callers
+        if move.beside:
+            return move.leaves
         replicas = counts((d.layers for d in self._others(now) if d.layers), self._sizes.num_layers)
         # Layers nobody else has come along (or there would be no move), and while they reload the room misses nothing: it
         # cannot answer anyway. Everything else needs a promise, from somebody who serves it and not only loads it.
         sole = 0 in replicas[self.held.start : self.held.end]
-        needed = move.leaves if sole else (self.held,)
-        return self._ask(task, needed, now) if needed else self._promised(task, now)
+        return move.leaves if sole else (self.held,)
 
     def _ask(self, task: _Task, leaves: tuple[LayerRange, ...], now: float) -> list[Effect]:
         asked = whom_to_ask(leaves, self._watch.replicas())

@@ -58,6 +58,8 @@ class Room:
         self.promises: dict[NodeId, SimNode] = {}  # by asker: who promised last
         self.split_at = 0.0
         self.load_fails: Callable[[SimNode], bool] = lambda node_: False  # noqa: ARG005 - nobody fails by default
+        self.proves = True  # False: there is nothing to prove anybody with
+        self.claims: list[tuple[float, int, LayerRange]] = []  # when, by whom
 
     # --- scripts ------------------------------------------------------------------------------------------------------
 
@@ -110,6 +112,11 @@ class Room:
     def heal(self) -> None:
         for each in self.nodes.values():
             each.group = 0
+        self._changed()
+
+    def prove(self) -> None:
+        """From now on there is something to prove everybody with."""
+        self.proves = True
         self._changed()
 
     def run(self, seconds: float) -> None:
@@ -181,7 +188,7 @@ class Room:
             if silent >= SUSPECT_S:
                 suspects.add(key)
             adverts.append(each.advert)
-        admitted = frozenset(a.node_id for a in adverts if a.layers is not None)
+        admitted = frozenset(a.node_id for a in adverts if a.layers is not None and self.proves)
         return RoomView(tuple(adverts), admitted, frozenset(suspects))
 
     def _publish(self, each: SimNode) -> None:
@@ -217,6 +224,8 @@ class Room:
         self._publish(each)
 
     def _spread(self, each: SimNode, claim: Claim) -> None:
+        if claim.layers is not None and claim.progress == 0.0:
+            self.claims.append((self.now, each.number, claim.layers))
         for other in self.alive():
             if other is not each and self._reach(each, other):
                 self._send_later(each, other, claim, self.rng.uniform(0.05, 0.6))

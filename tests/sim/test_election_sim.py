@@ -71,6 +71,22 @@ def test_who_comes_back_resumes_what_it_has_on_disk() -> None:
     assert room.ranges() == before
 
 
+def test_nobody_claims_for_ever_what_only_the_unproven_could_make_room_for() -> None:
+    """Without a qspec nobody is admitted, so nobody can be asked to stay: a node that would shrink does not say so each time."""
+    room = Room(hash_spec(30, 10), seed=1)
+    room.proves = False
+    for number, (capacity_mb, layer_ms) in enumerate([(200, 1.0), (400, 1.0), (300, 4.0)], 1):
+        room.join(number, capacity_mb, layer_ms=layer_ms)
+        room.run(40.0)
+    room.run(200.0)
+    before, loads = len(room.claims), room.loads()
+    room.run(600.0)
+    assert (len(room.claims), room.loads()) == (before, loads)
+    room.prove()
+    room.run(300.0)
+    assert len(room.claims) > before
+
+
 def test_a_pinned_node_loads_at_once_and_never_moves() -> None:
     room = Room(spec(), seed=7)
     room.join(1, 200, pinned=(0, 15))
