@@ -125,6 +125,7 @@ class Elector:
         self._cool_at = now
         self._task: _Task | None = None
         self._left: LayerRange | None = None  # what a move gave up, to return to
+        self._loaded: LayerRange | None = None  # what the serving engine has in memory: more than it offers, at times
         self._next_ask = 0
 
     @property
@@ -192,7 +193,7 @@ class Elector:
         task = self._task
         if task is None or task.phase != "dropping" or layers != self.held:
             return []
-        self.held = None
+        self.held = self._loaded = None
         return self._load(task, beside=False, now=now)
 
     def lost(self, layers: LayerRange, now: float) -> list[Effect]:
@@ -207,7 +208,7 @@ class Elector:
             if task is not None:
                 effects = [Drop(task.layers)] if task.phase == "loading" else []
                 effects += self._give_up(now, 0.0)
-            self._resume, self.held = layers, None
+            self._resume, self.held, self._loaded = layers, None, None
         self._consider_at = now
         return effects
 
@@ -257,6 +258,7 @@ class Elector:
             self._settings,
             cooled=now >= self._cool_at,
             answers=self._answers(),
+            loaded=self._loaded,
         )
         if move is None or self._grants.forbids(move.leaves, now):
             return []
@@ -291,6 +293,7 @@ class Elector:
             self._settings,
             task.layers,
             answers=self._answers(),
+            loaded=self._loaded,
         )
 
     def _answers(self) -> bool:
@@ -347,6 +350,12 @@ class Elector:
     def _in_place(self, task: _Task) -> bool:
         """The move only offers less of what is held: nothing has to be loaded, and what is left is left by the load itself."""
         return task.move is not None and self.held is not None and self.held.covers(task.layers)
+
+    def _is_loaded(self, layers: LayerRange) -> bool:
+        """More or less of the same engine: the one that serves goes on."""
+        if self.held is None or self._loaded is None:
+            return False
+        return self._loaded.covers(layers) and (layers.covers(self.held) or self.held.covers(layers))
 
     def _loads_first(self, task: _Task) -> bool:
         """The new range is loaded beside the old one before anybody is asked."""
@@ -420,6 +429,8 @@ class Elector:
 
     def _hold(self, task: _Task, now: float) -> list[Effect]:
         """The range is this node's now. The claim runs out by itself, after everybody has seen the advert."""
+        if not self._is_loaded(task.layers):
+            self._loaded = task.layers
         self.held, self._task, self._left, self._resume = task.layers, None, None, None
         self.decision = Decision(task.layers, task.why)
         self._cool_at = now + self._settings.cool_down_s

@@ -51,9 +51,11 @@ def best_move(
     *,
     cooled: bool,
     answers: bool = False,
+    loaded: LayerRange | None = None,
 ) -> Move | None:
-    """The best move for ``mine`` (which holds layers) in this room, or None. ``cooled``: may move for anything but a gap."""
-    room = _View(sizes, mine, others, settings, answers=answers)
+    """The best move for ``mine`` (which holds layers) in this room, or None. ``cooled``: may move for anything but a gap.
+    ``loaded``: what its engine has in memory, where it offers less than that."""
+    room = _View(sizes, mine, others, settings, answers=answers, loaded=loaded)
     moves = [move for new in room.reachable() if (move := room.judge(new, cooled=cooled)) is not None]
     return max(moves, key=room.rank, default=None)
 
@@ -66,19 +68,28 @@ def still_worth(
     layers: LayerRange,
     *,
     answers: bool = False,
+    loaded: LayerRange | None = None,
 ) -> Move | None:
     """The move to ``layers`` if it still makes the room better."""
-    return _View(sizes, mine, others, settings, answers=answers).judge(layers, cooled=True)
+    return _View(sizes, mine, others, settings, answers=answers, loaded=loaded).judge(layers, cooled=True)
 
 
 class _View:
     """One node's room, with what stays when the node itself goes."""
 
     def __init__(
-        self, sizes: Sizes, mine: Device, others: Sequence[Device], settings: Settings, *, answers: bool
+        self,
+        sizes: Sizes,
+        mine: Device,
+        others: Sequence[Device],
+        settings: Settings,
+        *,
+        answers: bool,
+        loaded: LayerRange | None,
     ) -> None:
         assert mine.layers is not None, "only holders move"  # noqa: S101 - the callers' contract
         self.sizes, self.settings, self.mine, self.old = sizes, settings, mine, mine.layers
+        self.loaded = loaded or self.old
         self.others = [d for d in others if d.layers is not None]
         self.replicas = counts((d.layers for d in self.others if d.layers), sizes.num_layers)
         self.passes = throughput(self.others, sizes.num_layers)
@@ -130,10 +141,10 @@ class _View:
         return within and not self._takes_away(_difference(self.old, new), beside=self._beside(new))
 
     def _beside(self, new: LayerRange) -> bool:
-        """Old and new fit at once; offering less needs no second worker."""
-        old_bytes, new_bytes = (self.sizes.bytes(r.start, r.end) for r in (self.old, new))
-        both = old_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
-        return both or self.old.covers(new)
+        """Old and new fit at once; offering less needs no second worker, nor does offering more of what is loaded."""
+        has_bytes, new_bytes = (self.sizes.bytes(r.start, r.end) for r in (self.loaded, new))
+        both = has_bytes + new_bytes + RUNTIME_MB * MB <= sane_mb(self.mine.capacity_mb) * MB
+        return both or self.old.covers(new) or (self.loaded.covers(new) and new.covers(self.old))
 
     def _takes_away(self, leaves: tuple[LayerRange, ...], *, beside: bool) -> bool:
         """True when layers would have no replica after the move, or during it."""
@@ -166,7 +177,8 @@ class _View:
     def _regretted(self, new: LayerRange) -> bool:
         """From ``new`` this node would move on to where replicas are missing: what it has given up there it would miss, and come
         back for the sake of speed, and so for ever."""
-        there = _View(self.sizes, replace(self.mine, layers=new), self.others, self.settings, answers=self.answers)
+        mine = replace(self.mine, layers=new)
+        there = _View(self.sizes, mine, self.others, self.settings, answers=self.answers, loaded=self.loaded)
         return any(there.fits(other) and there._thickens(other, there.worth(other)) for other in there.reachable())
 
     def _speedup(self, new: LayerRange) -> float:

@@ -12,6 +12,7 @@ from meshd.election.settings import Settings
 from meshd.vocabulary import LayerRange
 from tests.election.specs import hash_spec, node, spec
 from tests.election.test_elect import random_room
+from tests.sim.election_room import Room
 
 S = Settings()
 
@@ -128,3 +129,30 @@ def test_who_moves_away_still_serves_so_a_last_replica_does_not_reload() -> None
     assert (now.why, now.beside) == ("gap", False)
     assert best_move(Sizes(spec()), mine, [shrinking], S, cooled=True, answers=True) is None
     assert still_worth(Sizes(spec()), mine, [shrinking], S, now.layers, answers=True) is None
+
+
+def test_an_engine_that_offers_less_than_it_has_loaded_still_takes_its_memory() -> None:
+    sizes, loaded = Sizes(hash_spec(30, 30)), LayerRange(0, 24)
+    mine, room = device(1, (0, 5), 1000), [device(2, (0, 20))]
+    for of_more, beside in ((None, True), (loaded, False)):
+        got = still_worth(sizes, mine, room, S, LayerRange(20, 30), loaded=of_more)
+        assert got is not None
+        assert (got.why, got.beside) == ("gap", beside)
+    back = still_worth(sizes, mine, [device(2, (0, 5)), device(3, (20, 30))], S, LayerRange(0, 20), loaded=loaded)
+    assert back is not None
+    assert back.beside, "what is loaded is there at once"
+
+
+def test_an_elector_knows_what_its_engine_has_loaded() -> None:
+    """Each shrinks in place when somebody else has come for the rest, and then counts with the memory of the wider range."""
+    room = Room(hash_spec(30, 10), seed=1)
+    for number in range(1, 5):
+        room.join(number, 300)
+        room.run(40.0)
+    room.run(600.0)
+    held = {each.number: (each.elector.held, each.elector._loaded) for each in room.alive()}
+    low, high, wide = LayerRange(0, 15), LayerRange(15, 30), LayerRange(0, 24)
+    assert held == {1: (low, wide), 2: (high, high), 3: (low, wide), 4: (high, high)}
+    room.crash(1)
+    room.run(30.0)
+    assert room.nodes[node(1)].elector._loaded == room.nodes[node(1)].elector.held
