@@ -39,16 +39,39 @@ def capacity_mb(config: Config) -> int:
 
 
 def available_mb() -> float:
-    """Free memory of this device, or of its cgroup where that is less."""
-    free: float = psutil.virtual_memory().available / MB
+    """Free memory of this device, or of a cgroup that it runs in where that is less."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii")
-            free = min(free, (int(limit) - int(used)) / MB)
-    except (OSError, ValueError):
-        pass  # no cgroup v2: the device's memory is what there is
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        own = ""
+    free: float = psutil.virtual_memory().available / MB
+    return min(free, cgroup_free_mb(own, Path("/sys/fs/cgroup")))
+
+
+def cgroup_free_mb(own: str, root: Path) -> float:
+    """What the limits of cgroup v2 leave; infinite where there are none. ``own``: the text of ``/proc/self/cgroup``.
+
+    Each group above sets limits too, such as a service manager's slice. Files that were read count as used, but are given back
+    when memory is short: after a model was read once, they are most of what a container uses."""
+    path = next((line[3:] for line in own.splitlines() if line.startswith("0::/")), "/")
+    group, free = Path(path), math.inf
+    for folder in (group, *group.parents):
+        here = root / str(folder).lstrip("/")
+        try:
+            limit = (here / "memory.max").read_text(encoding="ascii").strip()
+            if limit != "max":
+                used = int((here / "memory.current").read_text(encoding="ascii"))
+                free = min(free, (int(limit) - used + _given_back(here)) / MB)
+        except (OSError, ValueError):
+            continue  # no such group to be seen from here, or no limit: the root has none
     return free
+
+
+def _given_back(group: Path) -> int:
+    """Bytes of cached files."""
+    pairs = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    found = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+    return found.get("inactive_file", 0) + found.get("active_file", 0)
 
 
 class StageLoader:
