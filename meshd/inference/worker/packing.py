@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from meshd.errors import ModelRefused
+from meshd.inference.worker import longrope
 from meshd.inference.worker.attention import NAME
 from meshd.inference.worker.passes import Passes
 from meshd.inference.worker.skeleton import Skeleton
@@ -27,8 +28,9 @@ PACKABLE: Final = frozenset({
     "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "internlm3", "minimax_m2", "ministral", "ministral3", "olmo", "olmo3",
     "persimmon", "seed_oss", "vaultgemma",
 })  # fmt: skip
-# Rotary frequencies that depend on the longest position of the batch would let one session change another's.
-_LENGTH_BOUND_ROPE: Final = frozenset({"dynamic", "longrope"})
+# Rotary frequencies that depend on a text's length would let one session change another's. Those called dynamic do not: they
+# change where the model's positions end, and so does every session.
+_LENGTH_BOUND_ROPE: Final = frozenset({longrope.KIND})
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}  # honest bf16 noise is below 0.01
 _INT8_TOLERANCE: Final = 0.2  # the other side of the comparison has bf16 weights
 _OUTLIERS: Final = 0.1  # in reduced precision noise may send a few rows to other experts; a wrong mask hits most rows
@@ -97,6 +99,7 @@ def agrees(passes: Passes, run: Chunks) -> bool:
     layers = sample_range(skeleton)
     rows = sample_rows(skeleton, skeleton.at_most(_TRIAL_ROWS))
     total = len(rows)
+    passes.count_as(prompt_of(total))
     if not skeleton.first:
         rows = rows * _TRIAL_SCALE
     implementation = skeleton.config._attn_implementation

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshd.inference.worker.longrope import TwoRanges, begins_anew
 from meshd.inference.worker.skeleton import Skeleton, cut_config, numbered
 from meshd.vocabulary import LayerRange
 
@@ -37,9 +38,20 @@ class Passes:
         self._stop_at_entry = False
         self._leave: torch.Tensor | None = None
         self._left: torch.Tensor | None = None
+        self._ranges = TwoRanges.of(skeleton)
         for layer in skeleton.layers:
             layer.register_forward_pre_hook(self._before, with_kwargs=True)
             layer.register_forward_hook(self._after)
+
+    @property
+    def begins_anew_at(self) -> int | None:
+        """The length beyond which a session that began shorter is computed again from its beginning; None for most models."""
+        return self._ranges.limit if self._ranges is not None and begins_anew(self.skeleton.model) else None
+
+    def count_as(self, length: int) -> None:
+        """From now on every row belongs to a text of at least this length (see `longrope`): its prompt's."""
+        if self._ranges is not None:
+            self._ranges.reached = length
 
     def residual(self, layers: LayerRange, rows: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
         """``rows`` through ``layers``: the residual after them, before any final norm."""

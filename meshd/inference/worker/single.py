@@ -66,13 +66,15 @@ def _tensor_bytes(value: Any) -> int:
 
 
 class SingleState(SessionState):
-    """A session with a `StageCache`; made for the sub-range that the model is focused on when it first runs."""
+    """A session with a `StageCache`; made for the sub-range that the model is focused on when it first runs. ``counts_as`` is
+    the length that its text has come to, where that changes all of it."""
 
-    __slots__ = ("cache",)
+    __slots__ = ("cache", "counts_as")
 
     def __init__(self, layers: LayerRange, *, logs: bool, token_bytes: int = 0) -> None:
         super().__init__(layers, logs=logs, token_bytes=token_bytes)
         self.cache: StageCache | None = None
+        self.counts_as = 0
 
     def truncate(self, n: int) -> None:
         if n >= self.have:

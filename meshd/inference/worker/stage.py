@@ -99,6 +99,7 @@ class Stage:
         self._check(layers)
         for item in items:
             item.state.truncate(item.start)
+            self._begin_anew(item)
         for item in items:
             if item.state.have < item.start:
                 raise NeedRows(item.state.have)
@@ -123,6 +124,7 @@ class Stage:
         n = len(rows)
         if isinstance(state, PackedState):
             return self._packed_residual(layers, [Item(state, 0, n, n, n, rows)])[:n]
+        self._passes.count_as(n)
         return self._passes.residual(layers, rows, torch.arange(n)[None], self._cache_of(state, layers))
 
     @torch.inference_mode()
@@ -235,6 +237,15 @@ class Stage:
             state.cache = StageCache.of(self._skeleton.config, typed=self._typed_caches)
         return state.cache
 
+    def _begin_anew(self, item: Item) -> None:
+        """Forget a session whose frequencies change with this step, in an architecture that has no keys of both kinds."""
+        limit, state = self._passes.begins_anew_at, item.state
+        if limit is None or not isinstance(state, SingleState) or max(item.prompt_len, state.counts_as) > limit:
+            return
+        if item.start + item.n > limit:
+            state.forget()
+            state.counts_as = item.start + item.n
+
     def _run_single(self, layers: LayerRange, items: Sequence[Item], head: bool) -> list[torch.Tensor]:
         out = []
         for item in items:
@@ -249,6 +260,8 @@ class Stage:
 
     def _one(self, layers: LayerRange, item: Item, cache: StageCache, head: bool) -> torch.Tensor:
         positions = torch.arange(item.start, item.start + item.n)[None]
+        counts_as = item.state.counts_as if isinstance(item.state, SingleState) else 0
+        self._passes.count_as(max(item.prompt_len, counts_as))
         if head:
             keep = torch.arange(item.n - item.emit, item.n)
             return self._passes.logits(layers, item.rows, positions, cache, keep).float()

@@ -254,16 +254,6 @@ def test_new_weights_in_bf16_are_packed_and_a_lost_cache_is_still_noticed(tmp_pa
             assert not packing.agrees(stage._passes, forgets)
 
 
-def test_frequencies_that_follow_the_longest_session_are_not_packed(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 32}
-    model = reference("llama", tmp_path, rope_parameters=rope)
-    stage = Stage(tmp_path, ALL)
-    assert not stage.packs
-    ids = some_ids(30, VOCABULARY)
-    chain = Chain([stage])
-    torch.testing.assert_close(chain.walk(chain.session(28), ids, [28, 2]), whole(model, ids), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("positions", [20, 70])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_with_fewer_positions_than_the_trials_have_rows(
