@@ -12,6 +12,7 @@ from meshd.fleet.device import places, service
 from meshd.fleet.device.shell import run
 
 ANSWER_S = 10.0
+HTTP_PORT = 8090
 
 
 def look() -> dict[str, Any]:
@@ -28,33 +29,42 @@ def look() -> dict[str, Any]:
     return answer
 
 
-def address() -> tuple[str, int]:
+def url() -> str:
     """Where this device's own requests go. Raises OSError for a file that is no TOML."""
     try:
         given = str(tomllib.loads(places.read(places.state() / "meshd.toml")).get("http", ""))
     except tomllib.TOMLDecodeError as error:
         raise OSError(f"meshd.toml: {error}") from error
-    host, _, port = given.rpartition(":")
-    host = host.strip("[]")
-    return "127.0.0.1" if host in ("", "0.0.0.0", "::") else host, int(port or 8090)
+    return _url_of(given)
+
+
+def _url_of(given: str) -> str:
+    """Of a setting as the daemon reads it: HOST:PORT, HOST, [SIX]:PORT, SIX. What listens on every address of a kind is asked on
+    loopback of that kind: a listener on [::] takes no IPv4."""
+    host, port = given, ""
+    if given.startswith("["):
+        host, _, port = given[1:].partition("]")
+    elif given.count(":") == 1:
+        host, _, port = given.partition(":")
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port.removeprefix(':') or HTTP_PORT}"
 
 
 def ask(path: str) -> Any:
     """A document. Raises OSError (urllib's errors are)."""
-    host, port = address()
-    url = f"http://[{host}]:{port}{path}" if ":" in host else f"http://{host}:{port}{path}"
+    where = url() + path
     try:
-        return _fetch(url, "")
+        return _fetch(where, "")
     except urllib.error.HTTPError as refused:
         if refused.code != 401:
             raise
     key = run([places.meshd(), "key", "show", "--api"]).text.strip()  # an --api-key-file: loopback needs a key too
-    return _fetch(url, key)
+    return _fetch(where, key)
 
 
-def _fetch(url: str, key: str) -> Any:
+def _fetch(where: str, key: str) -> Any:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - http, from above
+    request = urllib.request.Request(where, headers=headers)  # noqa: S310 - http, from above
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=ANSWER_S) as answer:
         return json.load(answer)
