@@ -29,6 +29,14 @@ def rings(old: list[str], new: str) -> tuple[list[str], list[str], list[str]]:
     return [first, new], [new, first], [new]
 
 
+def steps_left(old: list[str], new: str) -> list[tuple[str, list[str]]]:
+    """The steps and rings that are still to come. ``old`` is the last one that every device has: to go back behind it would be to
+    send with a key that a device may have forgotten by now. Pure."""
+    steps = list(zip(STEPS, rings(old, new), strict=True))
+    done = [ring for _, ring in steps].index(old) + 1 if old in (ring for _, ring in steps) else 0
+    return steps[done:]
+
+
 def barred_id(ledger: Ledger, word: str) -> tuple[str, Device | None]:
     """Who ``--except`` means: a node id, a node's name or a device of the ledger. Raises UsageError."""
     found = [
@@ -69,7 +77,7 @@ class Rotation:
                     )
                 return
         new = self._new_key()
-        for step, ring in zip(STEPS, rings(self.ledger.key, new), strict=True):
+        for step, ring in steps_left(self.ledger.key, new):
             if step == STEPS[-1]:
                 time.sleep(self.grace_s)
             self.fleet.each(lambda worker, step=step, ring=ring: self._push(worker, step, ring))  # type: ignore[misc]  # mypy cannot type a lambda's defaults

@@ -20,6 +20,7 @@ class Asker:
     def __init__(self) -> None:
         self.ring = ["mesh-key-v1:B"]
         self.made = 0
+        self.pushed: list[list[str]] = []
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         match do:
@@ -34,6 +35,7 @@ class Asker:
                 return {"lines": [f"mesh-key-v1:{'BCD'[self.made]}"]}
             case "set_key":
                 self.ring = request["lines"]
+                self.pushed.append(self.ring)
                 return {"mesh_ids": list(self.ring)}
             case _:
                 return {}
@@ -55,3 +57,20 @@ def test_a_rotation_interrupted_at_its_very_end(tmp_path: Path, barred: str, rin
     assert (device.ring, device.made) == (ring, made)
     Rotation(Fleet([Device("one")], lambda _device: device, ledger), grace_s=0.0).run()
     assert ledger.key == device.ring == [f"mesh-key-v1:{'CD'[made]}"]
+
+
+@pytest.mark.parametrize(
+    ("known", "pushed"),
+    [("A", ["AB", "BA", "B"]), ("AB", ["BA", "B"]), ("BA", ["B"]), ("AC", ["AB", "BA", "B"])],
+)
+def test_a_rotation_goes_on_after_the_last_step_that_all_had_finished(
+    tmp_path: Path, known: str, pushed: list[str]
+) -> None:
+    """One that stopped while the old key was being forgotten must not make anybody send with it again: some have done it."""
+    ledger = Ledger(tmp_path)
+    ledger.set_rotation({"new": "mesh-key-v1:B"})
+    ledger.set_key([f"mesh-key-v1:{letter}" for letter in known])
+    device = Asker()
+    Rotation(Fleet([Device("one")], lambda _device: device, ledger), grace_s=0.0).run()
+    assert ["".join(line[-1] for line in ring) for ring in device.pushed] == pushed
+    assert (ledger.key, ledger.rotation) == (["mesh-key-v1:B"], {})
