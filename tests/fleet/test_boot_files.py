@@ -96,3 +96,17 @@ def test_wrong_usage_is_not_tried_again(home: Path) -> None:
     (home / "usage").touch()
     assert subprocess.run([home / "run"], timeout=60, check=False).returncode == 0
     assert len(pids(home)) == 1
+
+
+def test_the_log_of_a_daemon_that_never_ends_is_kept_short(home: Path) -> None:
+    script = run_script(home, home / "meshd", home / "state", look_s=0.1)
+    (home / "run").write_text(script)
+    daemon = (home / "meshd").read_text()
+    (home / "meshd").write_text(daemon.replace("while :", "head -c 10000001 /dev/zero; echo on\nwhile :"))
+    keeper = subprocess.Popen([home / "run"])
+    log = home / "log"
+    until(lambda: (home / "log.1").exists() and log.stat().st_size < 10_000_000)
+    assert len(pids(home)) == 1
+    keeper.terminate()
+    assert keeper.wait(timeout=60) == 0
+    assert (log.stat().st_size, (home / "log.1").stat().st_size) == (0, 10_000_004)

@@ -76,8 +76,9 @@ WantedBy={"multi-user.target" if user else "default.target"}
 """
 
 
-def run_script(home: Path, meshd: Path, state: Path) -> str:
-    """`run`: keeps meshd running until it is told to stop by SIGTERM; one of it at a time."""
+def run_script(home: Path, meshd: Path, state: Path, *, look_s: float = 60) -> str:
+    """`run`: keeps meshd running until it is told to stop by SIGTERM; one of it at a time. Every ``look_s`` a long log is made
+    short: a daemon that never ends would fill the disk."""
     return f"""\
 #!/bin/sh
 # Written by mass-equip; overwritten by its next run. Keeps meshd running where there is no systemd.
@@ -89,8 +90,12 @@ child= stopping=
 trap 'stopping=1; [ -z "$child" ] || kill "$child" 2>/dev/null' TERM INT
 trap '' HUP
 command -v termux-wake-lock >/dev/null && termux-wake-lock
+while sleep {look_s} && kill -0 $$ 2>/dev/null; do
+    # The daemon appends: cut off under it, the log goes on at its new end.
+    [ "$(wc -c < "$home/log" 2>/dev/null || echo 0)" -le 10000000 ] || {{ cp "$home/log" "$home/log.1"; : > "$home/log"; }}
+done > /dev/null 2>&1 &
+shortens=$!
 while [ -z "$stopping" ]; do
-    if [ "$(wc -c < "$home/log" 2>/dev/null || echo 0)" -gt 10000000 ]; then mv "$home/log" "$home/log.1"; fi
     {shlex.quote(str(meshd))} start --state-dir {shlex.quote(str(state))} >> "$home/log" 2>&1 < /dev/null &
     child=$!
     wait "$child"
@@ -100,6 +105,7 @@ while [ -z "$stopping" ]; do
     [ "$status" -ne 2 ] || break
     [ -n "$stopping" ] || sleep 2
 done
+kill "$shortens" 2>/dev/null
 rm -f "$home/run.pid"
 """
 
