@@ -137,7 +137,11 @@ def _known(ledger: Ledger, device: Device) -> Device:
 
 
 def _check_flags(options: argparse.Namespace, devices: Sequence[Device]) -> None:
-    settings_of(shlex.split(options.flags), "--flags")
+    try:
+        words = shlex.split(options.flags)
+    except ValueError as error:  # a quote that is not closed
+        raise UsageError(f"--flags: {error}") from None
+    settings_of(words, "--flags")
     for device in devices:
         settings_of(device.flags, f"{device}: flags")
 

@@ -88,7 +88,9 @@ def _from_toml(text: str, path: Path) -> list[Device]:
     return [_from_table(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
 
 
-def _from_table(table: dict[str, Any], where: str) -> Device:
+def _from_table(table: Any, where: str) -> Device:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: {table!r} is no [[device]] table")
     unknown = sorted(set(table) - _KEYS)
     if unknown:
         raise UsageError(f"{where}: unknown key {unknown[0]!r} (known: {', '.join(sorted(_KEYS))})")

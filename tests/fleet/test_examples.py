@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from meshd.config import Config, load
-from meshd.fleet.hosts import read_file, settings_of
+from meshd.fleet.hosts import read_file
+from meshd.fleet.settings import settings, text_of
 
 DEPLOY = Path(__file__).resolve().parent.parent.parent / "deploy"
 OPTIONS = {field.name for field in dataclasses.fields(Config)}
@@ -24,10 +25,13 @@ def test_every_line_of_the_settings_example_is_accepted(tmp_path: Path) -> None:
         assert load(["--config", str(path), "--state-dir", str(tmp_path)], {}).model == "smollm2-135m"
 
 
-def test_the_fleet_example_is_accepted() -> None:
+def test_the_fleet_example_is_accepted(tmp_path: Path) -> None:
     devices = read_file(DEPLOY / "examples/fleet.toml")
     assert len(devices) == 4
-    assert {key for device in devices for key in settings_of(device.flags, str(device))} <= OPTIONS
+    for device in devices:  # by the device's meshd, too
+        path = tmp_path / "meshd.toml"
+        path.write_text(text_of(settings(device, model="m", flags=(), seeds=(), before="")))
+        assert load(["--config", str(path), "--state-dir", str(tmp_path)], {}).model == "m"
 
 
 def test_compose_sets_variables_that_exist() -> None:

@@ -65,6 +65,7 @@ def test_a_table_may_say_more(tmp_path: Path) -> None:
         ('[[device]]\nhost = "a"\nflags = [1]\n', "flags"),
         ('host = "a"\n', "device"),
         ("[[device]\n", "fleet.toml"),
+        ('device = [1, "one"]', "device 1: 1 is no"),
     ],
 )
 def test_a_wrong_table_is_named(tmp_path: Path, text: str, named: str) -> None:

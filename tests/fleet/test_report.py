@@ -23,3 +23,8 @@ def test_a_dry_run_that_fails_does_not_say_that_there_is_nothing_to_do(
 
 def test_a_dry_run_that_looked_at_all_says_so() -> None:
     assert table([Outcome(Device("one"))], dry_run=True).endswith("nothing to do")
+
+
+def test_a_quote_that_is_not_closed_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["one", "--flags", '--name "shelf', "--fleet", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "mass-equip: --flags: No closing quotation\n"
