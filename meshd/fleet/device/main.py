@@ -129,8 +129,8 @@ def _install_service(_request: Request) -> dict[str, Any]:
 def _drain(request: Request) -> dict[str, Any]:
     """Running work is handed over or finished; what is not is said and stays the caller's decision."""
     patience_s = float(request["patience_s"])
-    words = [places.meshd(), "drain", "--url", room.url(), "--timeout", str(patience_s)]
-    done = run(words, timeout_s=patience_s + 30)
+    words = ["drain", "--url", room.url(), "--timeout", str(patience_s)]
+    done = run([places.meshd(), *words], timeout_s=patience_s + 30)
     return {"left": "" if done.code == 0 else done.last_line}
 
 
