@@ -125,7 +125,8 @@ class Equipping:
     def _look_at(self, worker: Worker) -> None:
         worker.doing("looking")
         answer = worker.ask("facts", preparations=[step.json() for step in self._preparations(worker.device)])
-        self.plans[worker.device] = Plan(answer["facts"], answer["preparations"])
+        facts = answer["facts"]
+        self.plans[worker.device] = Plan(facts, answer["preparations"], dirty=facts["untold"])
 
     def _find_clones(self) -> None:
         found = {worker.device: self.plans[worker.device].facts["identity"] for worker in self.fleet.well}
@@ -193,7 +194,7 @@ class Equipping:
             changes.append(f"write meshd.toml: {', '.join(plan.text.splitlines()[1:]) or 'no settings'}")
         if not facts["installed"]:
             changes.append(f"install the boot service ({facts['service']}, as {facts['privilege']})")
-        if changes or facts["running"] is None:
+        if changes or facts["untold"] or facts["running"] is None:
             changes.append("restart meshd" if facts["running"] else "start meshd")
         worker.outcome.changes += changes
 

@@ -57,17 +57,18 @@ class Upgrade:
     def _restart(self, worker: Worker) -> None:
         facts = self._facts[str(worker.device)]
         stamp, version = self._stamp(facts), self.cargo.version
-        if facts["stamp"] == stamp and worker.outcome.facts.get("version") == version:
+        runs_it = worker.outcome.facts.get("version") == version and not facts["untold"]
+        if facts["stamp"] == stamp and runs_it:
             worker.doing("up to date")
             return
-        before = worker.ask("switch", stamp=stamp)["before"]
+        before = worker.ask("switch", stamp=stamp)["before"] if facts["stamp"] != stamp else ""
         try:
             seen = rolling.restart(worker, self.fleet, version=version, accept_gap=self.wish.accept_gap)
         except DeviceFailed as failed:
             raise DeviceFailed(f"{failed}{self._back(worker, before)}") from None
         tell(worker, seen, facts)
         remember(self.fleet.ledger, worker)
-        worker.did(f"upgraded {before} to {stamp}")
+        worker.did(f"upgraded {before} to {stamp}" if before else f"restarted with {stamp}")
         worker.doing(f"runs {version}")
 
     def _back(self, worker: Worker, before: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshd.fleet.device import environments
+from meshd.fleet.device import environments, places, service
 
 
 def test_a_python_whose_tarfile_knows_no_filters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -34,3 +36,19 @@ def test_a_python_whose_tarfile_knows_no_filters(monkeypatch: pytest.MonkeyPatch
         about = environments.build({**request, "system_site_packages": False}, wheels)
     assert carried == ["meshd-1.2-py3-none-any.whl"]
     assert about == {"version": "1.2", "engine": False, "warning": ""}
+
+
+def test_the_environment_that_a_daemon_runs_in_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two switches without a restart in between: two runs of mass-equip that did not get that far."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for stamp in ("1-old", "1-a", "1-b", "1-c"):
+        places.write_whole(places.environments() / stamp / environments.COMPLETE, "{}")
+    environments.switch("1-a")
+    words = [sys.executable, "-c", "input()", f"{places.environments()}/1-a/bin/meshd"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as daemon:
+        monkeypatch.setattr(service, "running", lambda: daemon.pid)
+        for stamp in ("1-b", "1-c"):
+            places.write_whole(places.environments() / stamp / environments.COMPLETE, "{}")
+            environments.switch(stamp)
+        daemon.communicate(b"\n", timeout=60)
+    assert sorted(path.name for path in places.environments().iterdir()) == ["1-a", "1-b", "1-c"]

@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from meshd.fleet.device import places
+from meshd.fleet.device import places, service
 from meshd.fleet.device.shell import Trouble, must, run
 
 COMPLETE = "complete.json"
@@ -98,14 +98,17 @@ def _pip(place: Path, carried: Path, request: dict[str, Any], what: list[str]) -
 
 
 def switch(stamp: str) -> str:
-    """Use this environment from the next start on; the stamp of the one before. Older ones go."""
+    """Use this environment from the next start on; the stamp of the one before. Older ones go, but for the one that a daemon runs
+    in: it would find no Python for its next worker."""
     before = current()
     link = places.environment()
     fresh = link.with_name(".env.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(places.environments() / stamp)
     fresh.replace(link)
+    running = service.running()
+    words = places.read(Path(f"/proc/{running}/cmdline")) if running is not None else ""
     for other in places.environments().iterdir():
-        if other.name not in (stamp, before):
+        if other.name not in (stamp, before) and f"/{other.name}/" not in words:
             shutil.rmtree(other, ignore_errors=True)
     return before

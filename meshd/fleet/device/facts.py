@@ -40,6 +40,7 @@ def facts() -> dict[str, Any]:
         "range": places.read(places.state() / "range.json"),
         "installed": service.is_installed(),
         "running": service.running(),
+        "untold": places.untold().exists(),
         "boot_warning": service.boot_warning(),
         "undo": sorted(path.name for path in places.undo().glob("*")),
     }

@@ -51,10 +51,13 @@ def _prepare(request: Request) -> dict[str, Any]:
 
 
 def _switch(request: Request) -> dict[str, Any]:
+    places.write_whole(places.untold(), "")
     return {"before": environments.switch(request["stamp"])}
 
 
 def _set_key(request: Request) -> dict[str, Any]:
+    if not request["name"]:  # a rotation waits until the running daemon has taken it up
+        places.write_whole(places.untold(), "")
     head = "# The mesh key: whoever has this file is a member of the room. The first key sends, all are accepted.\n"
     places.write_whole(places.state() / "mesh.key", head + "".join(f"{line}\n" for line in request["lines"]))
     return {"mesh_ids": _mesh_ids()} if request["name"] else {}
@@ -88,6 +91,7 @@ def _set_config(request: Request) -> dict[str, Any]:
     if judged.code:
         trial.unlink()
         raise Trouble(f"meshd does not accept the settings: {judged.last_line.rpartition('UsageError: ')[2]}")
+    places.write_whole(places.untold(), "")
     trial.replace(path)
     return {}
 
@@ -122,6 +126,7 @@ def _identity(request: Request) -> dict[str, Any]:
 
 
 def _install_service(_request: Request) -> dict[str, Any]:
+    places.write_whole(places.untold(), "")
     service.install()
     return {"service": service.kind()}
 
@@ -138,6 +143,7 @@ def _restart(_request: Request) -> dict[str, Any]:
     before = service.running()
     service.stop()
     service.start()
+    places.untold().unlink(missing_ok=True)
     return {"before": before}
 
 
@@ -151,9 +157,9 @@ def _remove(request: Request) -> dict[str, Any]:
     """Everything that mass-equip brought; with ``purge`` the state folder too (identity, models)."""
     service.stop()
     service.uninstall()
-    undone = preparing.undo_all()
-    for name in ("mesh.key", "meshd.toml"):  # a device that left must not keep the room's key
+    for name in ("mesh.key", "meshd.toml"):  # a device that left must not keep the room's key, whatever comes next
         (places.state() / name).unlink(missing_ok=True)
+    undone = preparing.undo_all()
     shutil.rmtree(places.home(), ignore_errors=True)
     if request["purge"]:
         shutil.rmtree(places.state(), ignore_errors=True)

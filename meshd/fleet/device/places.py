@@ -43,6 +43,11 @@ def undo() -> Path:
     return home() / "undo"
 
 
+def untold() -> Path:
+    """There while something was changed that the daemon learns at its next start only, whoever was to restart it."""
+    return home() / "untold"
+
+
 def log() -> Path:
     """What the daemon says where no systemd keeps it."""
     return home() / "log"
