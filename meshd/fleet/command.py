@@ -14,7 +14,7 @@ from typing import NoReturn
 from meshd.errors import LocalError, MeshdError, UsageError
 from meshd.fleet.equip import Equipping, Wish
 from meshd.fleet.hosts import Device, gather, settings_of
-from meshd.fleet.ledger import Ledger, default_folder
+from meshd.fleet.ledger import Ledger, alone, default_folder
 from meshd.fleet.outcome import document, table
 from meshd.fleet.rotate import Rotation, barred_id
 from meshd.fleet.ssh import DeviceFailed, Options, SshSession
@@ -95,7 +95,12 @@ def _run(argv: Sequence[str]) -> int:
         raise UsageError("--parallel: at least 1")
     if options.barred and command != "rotate-key":
         raise UsageError("--except: only with rotate-key")
-    ledger = Ledger.load(options.fleet or default_folder())
+    folder = options.fleet or default_folder()
+    with contextlib.nullcontext() if options.dry_run or command == "status" else alone(folder):
+        return _with_ledger(command, options, Ledger.load(folder))
+
+
+def _with_ledger(command: str, options: argparse.Namespace, ledger: Ledger) -> int:
     devices = [_known(ledger, device) for device in gather(options.words, options.file)] or ledger.devices
     if not devices:
         raise UsageError("no device is named, and none was equipped from here yet; see mass-equip --help")
@@ -117,14 +122,14 @@ def _run(argv: Sequence[str]) -> int:
             elif command == "upgrade":
                 Upgrade(fleet, _wish(options), find(options.wheels, place), place).run()
             elif command == "rotate-key":
-                Rotation(fleet, barred, grace_s=options.grace).run()
+                Rotation(fleet, barred, grace_s=options.grace, dry_run=options.dry_run).run()
             elif command == "remove":
                 _remove(fleet, options)
             else:
                 _status(fleet)
         except LocalError as error:
             stopped = error.message
-        if lost is not None and not stopped:
+        if lost is not None and not stopped and not options.dry_run:
             ledger.forget(lost)
             ledger.save()
         return _report(command, fleet, options, stopped)

@@ -7,9 +7,12 @@ Raises LocalError.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,24 @@ from meshd.fleet.hosts import Device
 def default_folder() -> Path:
     """Beside the other settings of the user."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "meshd" / "fleet"
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else changes this fleet meanwhile: two runs would make two keys, or forget each other's devices.
+
+    Raises LocalError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (folder / "lock").open("w", encoding="ascii")
+    except OSError as error:
+        raise LocalError(f"{folder} cannot be used: {error.strerror or error}; choose another with --fleet") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however that ends
+        except OSError:
+            raise LocalError(f"another mass-equip changes the fleet of {folder}; wait until it is done") from None
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +101,7 @@ class Ledger:
     @property
     def key(self) -> list[str]:
         """The ring's lines, the key that sends first; empty while there is none."""
-        path = self.folder / "mesh.key"
-        return key_lines(path.read_text(encoding="utf-8")) if path.exists() else []
+        return key_lines(self._read("mesh.key"))
 
     def set_key(self, lines: list[str]) -> None:
         self._write("mesh.key", "".join(f"{line}\n" for line in lines))
@@ -89,14 +109,22 @@ class Ledger:
     @property
     def rotation(self) -> dict[str, Any]:
         """The rotation under way, {} for none."""
-        path = self.folder / "rotation.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        text = self._read("rotation.json")
+        return dict(json.loads(text)) if text else {}
 
     def set_rotation(self, rotation: dict[str, Any]) -> None:
         if rotation:
             self._write("rotation.json", json.dumps(rotation) + "\n")
         else:
             (self.folder / "rotation.json").unlink(missing_ok=True)
+
+    def _read(self, name: str) -> str:
+        """A file's text, "" when there is none."""
+        path = self.folder / name
+        try:
+            return path.read_text(encoding="utf-8") if path.exists() else ""
+        except (OSError, ValueError) as error:
+            raise LocalError(f"{path} cannot be read: {error}") from None
 
     def _write(self, name: str, text: str) -> None:
         try:

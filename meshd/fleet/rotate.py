@@ -55,14 +55,18 @@ class Rotation:
     """One run. ``barred``: a node id that no link accepts from now on, and that does not get the new key. ``grace_s``: how long
     clients may still send the old API key once the new one is in the ledger."""
 
-    def __init__(self, fleet: Fleet, barred: str = "", *, grace_s: float = 10.0) -> None:
-        self.fleet, self.barred, self.grace_s = fleet, barred, grace_s
+    def __init__(self, fleet: Fleet, barred: str = "", *, grace_s: float = 10.0, dry_run: bool = False) -> None:
+        self.fleet, self.barred, self.grace_s, self.dry_run = fleet, barred, grace_s, dry_run
         self.ledger = fleet.ledger
 
     def run(self) -> None:
         """Raises LocalError when not every device can take part: nothing is lost by waiting, and much by going on."""
         self.fleet.each(self._look)
         self._all_well("nothing was changed")
+        if self.dry_run:
+            for worker in self.fleet.workers:
+                worker.outcome.changes += [*([f"bar {self.barred[:8]}"] if self.barred else []), *STEPS]
+            return
         if self.barred:
             self.fleet.each(self._bar)
             self._all_well("no key was changed")

@@ -8,6 +8,7 @@ import pytest
 
 from meshd.fleet.command import main
 from meshd.fleet.hosts import Device
+from meshd.fleet.ledger import alone
 from meshd.fleet.outcome import Outcome, table
 
 
@@ -28,3 +29,12 @@ def test_a_dry_run_that_looked_at_all_says_so() -> None:
 def test_a_quote_that_is_not_closed_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["one", "--flags", '--name "shelf', "--fleet", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "mass-equip: --flags: No closing quotation\n"
+
+
+def test_two_runs_do_not_change_one_fleet_at_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with alone(tmp_path):
+        assert main(["remove", "one", "--fleet", str(tmp_path)]) == 1
+        assert "another mass-equip" in capsys.readouterr().err
+        assert main(["status", "--fleet", str(tmp_path)]) == 2  # looking is free; nobody is known yet
+    with alone(tmp_path):
+        pass

@@ -10,7 +10,7 @@ import pytest
 
 from meshd.fleet.hosts import Device
 from meshd.fleet.ledger import Ledger
-from meshd.fleet.rotate import Rotation
+from meshd.fleet.rotate import STEPS, Rotation
 from meshd.fleet.work import Fleet
 
 
@@ -74,3 +74,13 @@ def test_a_rotation_goes_on_after_the_last_step_that_all_had_finished(
     Rotation(Fleet([Device("one")], lambda _device: device, ledger), grace_s=0.0).run()
     assert ["".join(line[-1] for line in ring) for ring in device.pushed] == pushed
     assert (ledger.key, ledger.rotation) == (["mesh-key-v1:B"], {})
+
+
+@pytest.mark.parametrize("barred", ["", "e" * 32])
+def test_a_dry_run_changes_no_key(tmp_path: Path, barred: str) -> None:
+    ledger, device = Ledger(tmp_path), Asker()
+    ledger.set_key(["mesh-key-v1:B"])
+    fleet = Fleet([Device("one")], lambda _device: device, ledger)
+    Rotation(fleet, barred, dry_run=True).run()
+    assert (ledger.key, ledger.rotation, device.pushed, device.made) == (["mesh-key-v1:B"], {}, [], 0)
+    assert fleet.outcomes[0].changes == [*(["bar eeeeeeee"] if barred else []), *STEPS]
