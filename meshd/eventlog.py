@@ -28,7 +28,8 @@ Subscriber = Callable[[Event], None]
 
 
 class EventLog:
-    """Writes events and hands them on. A subscriber must not block and must not raise."""
+    """Writes events and hands them on. A subscriber must not block and must not raise. ``label``: what the room calls this node,
+    which is more than its name where another has the same."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class EventLog:
         out: TextIO | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._self = (node_id, name)
+        self._node_id = node_id
+        self.label: Callable[[], str] = lambda: name
         self._form = form
         self._least = LEVELS[level]
         self._out = out
@@ -55,11 +57,10 @@ class EventLog:
     ) -> None:
         """One event. ``fields`` are JSON plain. The level decides what is written; subscribers get everything but debug, so
         that a quiet log blinds neither the dashboard nor the metrics."""
-        own_id, own_name = self._self
         event: dict[str, Any] = {
             "ev": ev,
-            "node": node or own_id,
-            "name": name or (own_name if node in (None, own_id) else str(node)[:8]),
+            "node": node or self._node_id,
+            "name": name or (self.label() if node in (None, self._node_id) else str(node)[:8]),
             "t": round(self._wall_clock(), 3),
             **fields,
         }
@@ -104,7 +105,7 @@ class EventLog:
         """The line before this event's, where lines were lost since the last one that was written."""
         if not self._lost_lines:
             return ""
-        lost = {"ev": "lost", "node": self._self[0], "name": self._self[1], "t": event["t"], "level": "warning"}
+        lost = {"ev": "lost", "node": self._node_id, "name": self.label(), "t": event["t"], "level": "warning"}
         return self._line({**lost, "text": f"{self._lost_lines} lines: the output did not take them"})
 
     def _line(self, event: Event) -> str:

@@ -49,3 +49,13 @@ def test_a_pipe_that_nobody_reads_stops_nobody() -> None:
     assert (lost["ev"], lost["node"], lost["level"]) == ("lost", node(1), "warning")
     assert lost["text"].startswith(f"{2000 - len(before)} lines")
     assert last["number"] == 2000
+
+
+def test_a_node_calls_itself_what_the_room_calls_it() -> None:
+    out = io.StringIO()
+    log = EventLog(node(1), "n1", out=out)
+    log.emit("listening")
+    log.label = lambda: "n1~0000"
+    log.emit("ready")
+    log.emit("join", node=node(2))
+    assert out.getvalue().splitlines() == ["listening n1", "ready n1~0000", "join 00000000"]
