@@ -1,24 +1,53 @@
-"""Two disks with one identity: pure. A node key is made on its device and stays there; a copied disk brings it along."""
+"""Two disks with one identity: pure. A node key is made on its device and stays there; a copied disk brings it along.
+
+A device that only got another address, or is named in another way, brings it along too. What tells the two apart is the machine:
+the hardware addresses that its makers gave its interfaces are on no disk. Where none can be seen it counts as a copy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from meshd.fleet.hosts import Device
 from meshd.fleet.ledger import Entry
 
 
-def clones(found: Mapping[Device, str], known: Sequence[Entry]) -> dict[Device, str]:
-    """Devices that need a new identity, and whose they hold. ``found``: each device's node key hash ("" for none).
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What was found on a device: its node key's hash ("" for none) and the machine's hardware addresses."""
+
+    identity: str
+    macs: tuple[str, ...] = ()
+
+
+def clones(found: Mapping[Device, Disk], known: Sequence[Entry]) -> dict[Device, str]:
+    """Devices that need a new identity, and whose they hold.
 
     Whom the ledger knows with that key keeps it; among new devices the first does.
     """
-    owners = {entry.identity: entry.device for entry in reversed(known) if entry.identity}
+    owners = {entry.identity: (entry.device, entry.macs) for entry in reversed(known) if entry.identity}
     copies = {}
-    for device, identity in found.items():
-        if not identity:
+    for device, disk in found.items():
+        if not disk.identity:
             continue
-        owner = owners.setdefault(identity, device)
-        if owner.where != device.where:
+        owner, macs = owners.setdefault(disk.identity, (device, disk.macs))
+        if owner.where != device.where and not _one_machine(disk.macs, macs):
             copies[device] = str(owner)
     return copies
+
+
+def moved(found: Mapping[Device, Disk], known: Sequence[Entry]) -> dict[Device, Device]:
+    """Devices that are known under another name or address, and under which."""
+    owners = {entry.identity: (entry.device, entry.macs) for entry in reversed(known) if entry.identity}
+    same = {}
+    for device, disk in found.items():
+        if disk.identity:
+            owner, macs = owners.setdefault(disk.identity, (device, disk.macs))
+            if owner.where != device.where and _one_machine(disk.macs, macs):
+                same[device] = owner
+    return same
+
+
+def _one_machine(some: Sequence[str], others: Sequence[str]) -> bool:
+    return bool(set(some) & set(others))

@@ -16,10 +16,10 @@ from typing import Any
 
 from meshd.errors import LocalError
 from meshd.fleet import rolling, settings
-from meshd.fleet.clones import clones
+from meshd.fleet.clones import Disk, clones, moved
 from meshd.fleet.device.facts import key_hash
 from meshd.fleet.hosts import Device, settings_of
-from meshd.fleet.ledger import Ledger
+from meshd.fleet.ledger import Entry, Ledger
 from meshd.fleet.preparations import Preparation, preparations
 from meshd.fleet.ssh import DeviceFailed
 from meshd.fleet.wheels import Cargo
@@ -129,9 +129,19 @@ class Equipping:
         self.plans[worker.device] = Plan(facts, answer["preparations"], dirty=facts["untold"])
 
     def _find_clones(self) -> None:
-        found = {worker.device: self.plans[worker.device].facts["identity"] for worker in self.fleet.well}
-        for device, owner in clones(found, self.fleet.ledger.entries).items():
+        ledger, well = self.fleet.ledger, {worker.device: worker for worker in self.fleet.well}
+        found = {device: _disk(self.plans[device].facts) for device in well}
+        for device, owner in clones(found, ledger.entries).items():
             self.plans[device].renew = owner
+        for device, before in moved(found, ledger.entries).items():
+            if before in well:
+                well[device].progress.failed(well[device].outcome, f"this is {before} under another name; name it once")
+                continue
+            well[device].outcome.warnings.append(f"this is {before} under another name or address")
+            if not self.wish.dry_run:
+                entry = dataclasses.replace(ledger.entry(before), device=device)
+                ledger.forget(before)
+                ledger.put(entry)
 
     def _meet(self, worker: Worker) -> None:
         """A device that serves already tells of its room."""
@@ -313,6 +323,10 @@ class Equipping:
             return
 
 
+def _disk(facts: dict[str, Any]) -> Disk:
+    return Disk(facts["identity"], tuple(facts["macs"]))
+
+
 def engine_fits(wish: Wish, facts: dict[str, Any]) -> bool:
     """Whether torch is to be installed: asked for, or of use and possible. The rehearsal model needs none."""
     if wish.engine is not None:
@@ -339,7 +353,6 @@ def build(worker: Worker, cargo: Cargo, stamp: str, payload: Path, wish: Wish, *
 def remember(ledger: Ledger, worker: Worker) -> None:
     """Note a device that serves."""
     facts = worker.outcome.facts
-    identity = worker.ask("facts", preparations=[])["facts"]["identity"]
-    entry = dataclasses.replace(ledger.entry(worker.device), device=worker.device)
-    ledger.put(dataclasses.replace(entry, node_id=facts["node_id"], name=facts["name"], identity=identity))
+    disk = _disk(worker.ask("facts", preparations=[])["facts"])
+    ledger.put(Entry(worker.device, facts["node_id"], facts["name"], disk.identity, disk.macs))
     ledger.save()

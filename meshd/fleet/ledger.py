@@ -49,12 +49,14 @@ def alone(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A device and who it was when it was last seen. ``identity``: the hash of its node key, to notice a cloned disk."""
+    """A device and who it was when it was last seen. ``identity``: the hash of its node key, to notice a cloned disk; ``macs``
+    tell the machine under another address from one."""
 
     device: Device
     node_id: str = ""
     name: str = ""
     identity: str = ""
+    macs: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -136,4 +138,5 @@ class Ledger:
 def _entry(item: dict[str, Any]) -> Entry:
     known = dict(item["device"])
     device = Device(**{**known, "flags": tuple(known["flags"])})
-    return Entry(device, str(item["node_id"]), str(item["name"]), str(item["identity"]))
+    macs = tuple(map(str, item.get("macs", ())))  # a ledger of an earlier version has none
+    return Entry(device, str(item["node_id"]), str(item["name"]), str(item["identity"]), macs)

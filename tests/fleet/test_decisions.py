@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from meshd.errors import LocalError, UsageError
 from meshd.fleet import agent
-from meshd.fleet.clones import clones
+from meshd.fleet.clones import Disk, clones, moved
 from meshd.fleet.hosts import Device
 from meshd.fleet.ledger import Entry, Ledger
 from meshd.fleet.rolling import alone_with
@@ -29,10 +29,24 @@ ID = "0123456789abcdef" * 2
 
 
 def test_of_two_disks_with_one_identity_the_known_device_keeps_it() -> None:
-    assert clones({ONE: "k", TWO: "k", THREE: "other"}, []) == {TWO: "one"}
-    assert clones({ONE: "k", TWO: "k"}, [Entry(TWO, identity="k")]) == {ONE: "two"}
-    assert clones({ONE: "k"}, [Entry(THREE, identity="k")]) == {ONE: "three"}
-    assert clones({ONE: "k", TWO: ""}, [Entry(ONE, identity="k")]) == {}
+    k, other, none = Disk("k"), Disk("other"), Disk("")
+    assert clones({ONE: k, TWO: k, THREE: other}, []) == {TWO: "one"}
+    assert clones({ONE: k, TWO: k}, [Entry(TWO, identity="k")]) == {ONE: "two"}
+    assert clones({ONE: k}, [Entry(THREE, identity="k")]) == {ONE: "three"}
+    assert clones({ONE: k, TWO: none}, [Entry(ONE, identity="k")]) == {}
+    here, there = Disk("k", ("b8:27:eb:00:00:01",)), Disk("k", ("b8:27:eb:00:00:02",))
+    assert clones({ONE: here, TWO: there}, []) == {TWO: "one"}
+    assert moved({ONE: here, TWO: there, THREE: none}, []) == {}
+
+
+def test_a_device_under_another_address_is_no_copy() -> None:
+    macs = ("b8:27:eb:00:00:01", "b8:27:eb:00:00:02")
+    known = [Entry(THREE, identity="k", macs=macs)]
+    for seen in (macs, macs[:1], ("dc:a6:32:00:00:09", macs[1])):  # a USB adapter comes and goes
+        assert clones({ONE: Disk("k", seen)}, known) == {}
+        assert moved({ONE: Disk("k", seen)}, known) == {ONE: THREE}
+    assert moved({ONE: Disk("k", macs), TWO: Disk("k", macs)}, []) == {TWO: ONE}
+    assert moved({THREE: Disk("k", macs)}, known) == {}
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), st.sampled_from("abcd"))

@@ -15,7 +15,7 @@ from meshd.fleet.device.facts import key_hash
 from meshd.fleet.device.shell import Done, Trouble
 from meshd.fleet.equip import Equipping, Wish
 from meshd.fleet.hosts import Device
-from meshd.fleet.ledger import Ledger
+from meshd.fleet.ledger import Entry, Ledger
 from meshd.fleet.settings import settings, text_of
 from meshd.fleet.upgrade import Upgrade
 from meshd.fleet.work import Fleet
@@ -40,7 +40,13 @@ class Asker:
                 config = text_of(settings(ONE, model="m", flags=(), seeds=(), before=""))
                 facts = {"identity": "i", "running": self.pid, "service": "cron", "privilege": "root", "arch": "x86_64"}
                 facts |= {"ram_mb": 100, "termux": False, "stamp": "1-a", "config": config, "boot_warning": ""}
-                facts |= {"key": key_hash(KEY), "installed": True, "untold": self.untold, "range": ""}
+                facts |= {
+                    "macs": ["b8:27:eb:00:00:01"],
+                    "key": key_hash(KEY),
+                    "installed": True,
+                    "untold": self.untold,
+                    "range": "",
+                }
                 return {"facts": facts, "preparations": []}
             case "restart":
                 before, self.pid, self.untold = self.pid, self.pid + 1, False
@@ -110,3 +116,17 @@ def test_a_device_that_leaves_keeps_no_key_whatever_cannot_be_undone(monkeypatch
     with pytest.raises(Trouble):
         main._remove({"purge": False})
     assert not key.exists()
+
+
+def test_a_device_that_got_another_address_stays_who_it_is(tmp_path: Path) -> None:
+    ledger, device = Ledger(tmp_path), Asker(untold=False)
+    ledger.set_key([KEY])
+    ledger.put(Entry(Device("before"), "f" * 32, "n", "i", ("b8:27:eb:00:00:01",)))
+    fleet = Fleet([ONE], lambda _device: device, ledger, wait_s=1.0)
+    Equipping(fleet, [], Wish(model="m"), CARGO, tmp_path).run()
+    assert (fleet.outcomes[0].error, "identity" in device.asked) == ("", False)
+    assert fleet.outcomes[0].warnings == ["this is before under another name or address"]
+    assert Ledger.load(tmp_path).devices == [ONE]
+    both = Fleet([ONE, Device("alias")], lambda _device: device, ledger, wait_s=1.0)
+    Equipping(both, [], Wish(model="m"), CARGO, tmp_path).run()
+    assert [outcome.error for outcome in both.outcomes] == ["", "this is one under another name; name it once"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import hashlib
 import os
 import platform
 import shutil
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from meshd.fleet.device import environments, places, service
 from meshd.fleet.device.shell import privilege
 
 MB = 1 << 20
+_SIOCGIFHWADDR = 0x8927
 
 
 def facts() -> dict[str, Any]:
@@ -35,6 +39,7 @@ def facts() -> dict[str, Any]:
         "environment": environments.described(stamp),
         "key": key_hash(places.read(places.state() / "mesh.key")),
         "identity": _hash(places.read(places.state() / "node.key")),
+        "macs": _macs(),
         "config": places.read(places.state() / "meshd.toml"),
         "blocked": places.read(places.state() / "blocked"),
         "range": places.read(places.state() / "range.json"),
@@ -58,6 +63,18 @@ def key_hash(text: str) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest() if text else ""
+
+
+def _macs() -> list[str]:
+    """What the makers of this machine's interfaces wrote into them. An address that a program chose (a bridge's, a randomised one
+    of Wi-Fi) says nothing of the machine, and may be on its disk."""
+    found = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # another system than Linux, or an interface without any
+                raw = fcntl.ioctl(asked, _SIOCGIFHWADDR, struct.pack("256s", name.encode()[:15]))
+                found.add(raw[18:24])
+    return sorted(mac.hex(":") for mac in found if any(mac) and not mac[0] & 0b11)
 
 
 def _ram_bytes() -> int:
