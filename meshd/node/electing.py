@@ -70,6 +70,7 @@ class Electing:
         self._nursery: trio.Nursery | None = None
         self._answers: dict[int, HoldAnswer] = {}
         self._remembered: LayerRange | None = None
+        self._changed_range = trio.Event()
         self._shown_reason = ""
         self.claim: Loading | None = None
         keeper.report_to(self)
@@ -87,6 +88,7 @@ class Electing:
         """Decide until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self._write_ranges)
             while True:
                 self._look()
                 self._carry(self._elector.tick(trio.current_time()))
@@ -171,7 +173,15 @@ class Electing:
         held = self._elector.held
         if held is not None and held != self._remembered:
             self._remembered = held
-            self._remember(held)
+            self._changed_range.set()
+
+    async def _write_ranges(self) -> None:
+        """In a thread: the disk may have a whole model to write before it syncs a line, and whoever stands still is suspect."""
+        while True:
+            await self._changed_range.wait()
+            self._changed_range = trio.Event()
+            if self._remembered is not None:
+                await trio.to_thread.run_sync(self._remember, self._remembered)
 
     async def _ask(self, peer: NodeId, question: Message) -> None:
         try:

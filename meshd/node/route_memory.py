@@ -26,11 +26,16 @@ async def remember_routes(planner: BanditPlanner, state: Path) -> None:
     try:
         while True:
             await trio.sleep(EVERY_S)
-            _save(planner, path)
+            # In a thread: a busy memory card syncs for seconds, and the room suspects a node that stands still so long.
+            await trio.to_thread.run_sync(_save, path, _text(planner))
     finally:
-        _save(planner, path)
+        _save(path, _text(planner))
 
 
-def _save(planner: BanditPlanner, path: Path) -> None:
+def _text(planner: BanditPlanner) -> bytes:
+    return json.dumps(planner.dump(trio.current_time())).encode()
+
+
+def _save(path: Path, text: bytes) -> None:
     with contextlib.suppress(OSError):
-        write_whole(path, json.dumps(planner.dump(trio.current_time())).encode())
+        write_whole(path, text)

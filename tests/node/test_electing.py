@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -54,6 +55,7 @@ class Mortal(HashEngine):
 def test_what_is_remembered_is_what_was_held_also_when_an_engine_dies_during_a_move() -> None:
     """15..30 is missing, so this node loads it beside the range that others have too, and in the midst of its engine dies."""
     written: list[LayerRange] = []
+    waited: list[bool] = []
     started: list[Mortal] = []
 
     async def start(layers: LayerRange, generation: int, progress: Callable[[str, float], None]) -> Engine:
@@ -62,6 +64,10 @@ def test_what_is_remembered_is_what_was_held_also_when_an_engine_dies_during_a_m
             await trio.sleep(20.0)
         started.append(Mortal(MODEL.spec, layers, generation=generation))
         return started[-1]
+
+    def remember(layers: LayerRange) -> None:
+        written.append(layers)
+        waited.append(threading.current_thread() is threading.main_thread())
 
     async def until(condition: Callable[[], bool]) -> None:
         while not condition():
@@ -87,7 +93,7 @@ def test_what_is_remembered_is_what_was_held_also_when_an_engine_dies_during_a_m
             directory=lambda: rooms[-1],
             log=EventLog(node(1), "n1", out=io.StringIO()),
             on_claim=lambda: None,
-            remember=written.append,
+            remember=remember,
         )
         with trio.fail_after(600.0):
             async with trio.open_nursery() as nursery:
@@ -96,10 +102,11 @@ def test_what_is_remembered_is_what_was_held_also_when_an_engine_dies_during_a_m
                 await until(lambda: keeper.held.layers == LOW)
                 rooms.pop()
                 await until(lambda: keeper.held.layers == LOW and keeper.held.loading is not None)
-                assert written == [LOW]
+                await until(lambda: written == [LOW])
                 started[0].dead = True
                 await until(lambda: keeper.held.state == "ready" and keeper.held.layers != LOW)
-                assert written == [LOW, keeper.held.layers]
+                await until(lambda: written == [LOW, keeper.held.layers])
                 nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert not any(waited), "nobody waits for a disk in the event loop"
