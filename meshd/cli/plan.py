@@ -40,6 +40,8 @@ def elect(
     settings = Settings()
     with connect([seed], timeout_s=10, flag="--seed") as room:
         spec = spec_of(room.get("/mesh/model"))
+        if not 0 < spec.num_layers == len(spec.layer_bytes):
+            raise LocalError(f"{seed}: {len(spec.layer_bytes)} layer_bytes of {spec.num_layers} layers: is this meshd?")
         document = room.get("/mesh/peers")
     devices = [*devices_of(everybody(document), spec.digest), Device(_ME, capacity_mb, sane_ms(0))]
     decision = assign(spec, devices, settings)[_ME]

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from meshd.client.entries import Entries, NoEntry, RequestFailed, document, failure, fits, unreachable
+from meshd.client.entries import Entries, NoEntry, RequestFailed, document, failure, unreachable
+from meshd.client.shapes import event_misfit
 from meshd.errors import MeshdError, NotReady
 
 SILENCE_S: Final = 1.5  # an entry that is asked to gives a sign of life every half second
@@ -24,13 +25,6 @@ CONNECT_S: Final = 3.0
 AWAKE_S: Final = 1.0  # how long another entry has to say that it is there
 PAUSE_S: Final = 0.05  # when all have failed, before they are asked again
 _BEAT: Final = {"X-Mesh-Beat": "1"}
-_EVENT: Final[Mapping[str, Any]] = {
-    "error": dict,
-    "tokens": [int],
-    "text": str,
-    "route": [{"name": str}],
-    "seed": (int, None),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +126,9 @@ class Answer:
         data = line[5:].strip() if line.startswith("data:") else ""
         if not data or data == "[DONE]":
             return None
-        event = _event(data)
-        if event is None:
-            self.lost("a line that is no event of an answer: is this meshd?", now)
+        event, wrong = _event(data)
+        if wrong := wrong or self._too_much(event):
+            self.lost(f"a line that is no event of an answer ({wrong}): is this meshd?", now)
             return None
         if "error" in event:
             status = event["error"].get("status")
@@ -236,6 +230,12 @@ class Answer:
         progress.route = tuple(hop["name"] for hop in event.get("route", ()))
         return None
 
+    def _too_much(self, event: Mapping[str, Any]) -> str:
+        """What is wrong with an event beyond the longest answer: who ignores what it is resumed with would go on for ever."""
+        most, new = self._request.get("max_tokens"), () if "finish_reason" in event else event.get("tokens", ())
+        too_many = isinstance(most, int) and len(self._progress.tokens) + len(new) > most
+        return f"more than the {most} tokens asked for" if too_many else ""
+
     def _with_what_came_before(self, final: Mapping[str, Any]) -> Mapping[str, Any]:
         """The last entry's answer object, with what earlier entries sent in front."""
         if len(final.get("tokens", ())) >= len(self._progress.tokens):
@@ -243,15 +243,14 @@ class Answer:
         return {**final, "tokens": list(self._progress.tokens), "text": self._progress.text}
 
 
-def _event(data: str) -> Mapping[str, Any] | None:
-    """The event in a line; None for what another program says. Judged whole, so that nothing of a bad one is taken."""
+def _event(data: str) -> tuple[Mapping[str, Any], str]:
+    """The event in a line, and what is wrong with it: judged whole, so that nothing of another program's is taken."""
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(event, dict) or not all(fits(event[key], shape) for key, shape in _EVENT.items() if key in event):
-        return None
-    return event
+        return {}, "not JSON"
+    wrong = event_misfit(event)
+    return ({} if wrong else event), wrong
 
 
 def _worth(problem: MeshdError) -> int:

@@ -11,37 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
+from meshd.client.shapes import DOCUMENTS, misfit
 from meshd.errors import MeshdError, PeerError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
 _ELSEWHERE: Final = frozenset(
     {429, 502, 503, 504}
 )  # another entry may do better; other statuses are the caller's fault
-
-_PEER: Final = {"name": str, "state": str}
-_PEERS: Final = {"self": (_PEER, None), "peers": [_PEER]}
-_HIVE: Final = {
-    "model": (str, None),
-    "status": str,
-    "nodes": int,
-    "min_replicas": int,
-    **{key: [list] for key in ("stages", "missing", "single")},
-    **{key: [dict] for key in ("loading", "not_admitted")},
-    "jammed": [str],
-}
-_STATE: Final = {"state": str}
-_SHAPES: Final[Mapping[str, Any]] = {
-    "/mesh/peers": _PEERS,
-    "/mesh/hive": _HIVE,
-    "/mesh/model": {"digest": str, "num_layers": int, "layer_bytes": [int]},
-    "/mesh/room": {"status": _STATE, "peers": _PEERS, "hive": _HIVE, "routing": dict},
-    "/status": _STATE,
-    "/v1/routing": {"models": dict},
-    "/admin/drain": _STATE,
-    "/admin/resume": _STATE,
-}
-"""What a document holds at the least, so that another program's JSON is known before anything is read from it. A list stands
-for a list of such, a tuple for either, None for null."""
 
 Read = TypeVar("Read")
 
@@ -139,23 +115,10 @@ def document(url: str, status: int, body: bytes) -> Any:
         raise RequestFailed(status, _not_ours(url, f"HTTP {status}, not JSON")) from None
     if status >= 400 or (isinstance(found, dict) and "error" in found):
         raise failure(status, found)
-    shape = next((shape for path, shape in _SHAPES.items() if urlsplit(url).path.endswith(path)), None)
-    if shape is not None and not fits(found, shape):
-        raise RequestFailed(status, _not_ours(url, f"HTTP {status}, but not as meshd answers"))
+    shape = next((shape for path, shape in DOCUMENTS.items() if urlsplit(url).path.endswith(path)), None)
+    if shape is not None and (wrong := misfit(found, shape)):
+        raise RequestFailed(status, _not_ours(url, f"HTTP {status}, but not as meshd answers ({wrong})"))
     return found
-
-
-def fits(found: Any, shape: Any) -> bool:
-    """What was found has at least what the shape asks for: see `_SHAPES`."""
-    if shape is None:
-        return found is None
-    if isinstance(shape, tuple):
-        return any(fits(found, one) for one in shape)
-    if isinstance(shape, list):
-        return isinstance(found, list) and all(fits(item, shape[0]) for item in found)
-    if isinstance(shape, Mapping):
-        return isinstance(found, dict) and all(key in found and fits(found[key], shape[key]) for key in shape)
-    return isinstance(found, shape)
 
 
 def text(url: str, status: int, body: bytes) -> str:

@@ -105,7 +105,7 @@ class Rig:
             text=lambda: self.text,
             spec=lambda: self.spec,
             engine=lambda: self.engine,
-            routing=lambda model: {"config": {}, "models": {model or "tiny": {}}},
+            routing=lambda model: {"config": {}, "models": {model or "tiny": {"epoch": 0, "candidates": []}}},
             events=self.log,
             drain=drain,
             resume=resume,

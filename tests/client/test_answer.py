@@ -13,6 +13,15 @@ from meshd.client.entries import Entries, NoEntry, RequestFailed
 
 GONE = json.dumps({"error": {"code": "stage_unavailable", "message": "stage 15..30 unavailable"}}).encode()
 START = {"id": "s1", "seed": 7, "digest": "d1", "model": "m", "route": [{"name": "n1"}, {"name": "n2"}]}
+END = {
+    "tokens": [4],
+    "text": "d",
+    "finish_reason": "length",
+    "route": [{"name": "n1", "layers": [0, 30]}],
+    "routing": {"mode": "cold"},
+    "recoveries": [],
+    "timings": {"tokens_per_s": 9.5},
+}
 
 
 def said(**event: Any) -> str:
@@ -55,10 +64,10 @@ def test_the_next_entry_goes_on_where_the_last_one_stopped() -> None:
         "digest": "d1",
         "resume": {"tokens": [1, 2, 3]},
     }
-    pieces += hear(one, {**START, "id": "s2"}, {"tokens": [4], "text": "d"}, {"tokens": [4], "finish_reason": "length"})
+    pieces += hear(one, {**START, "id": "s2"}, {"tokens": [4], "text": "d"}, END)
     assert [piece.tokens for piece in pieces] == [(1, 2), (3,), (4,), ()]
     assert [piece.session for piece in pieces] == ["s1", "s1", "s2", "s2"]
-    assert pieces[-1].final == {"tokens": [1, 2, 3, 4], "text": "abcd", "finish_reason": "length"}
+    assert pieces[-1].final == {**END, "tokens": [1, 2, 3, 4], "text": "abcd"}
     assert one.next(2.0) is None
     assert entries.first == 1, "the one that answered is asked first next time"
 
@@ -180,6 +189,22 @@ def test_one_deadline_is_for_all_entries_together() -> None:
     one.lost("timed out", 5.0)
     with pytest.raises(NoEntry):
         one.next(5.0)
+
+
+def test_whoever_ignores_what_it_is_resumed_with_does_not_go_on_for_ever() -> None:
+    one, _ = answer(1, max_tokens=3)
+    heard: list[Piece] = []
+
+    def go_on() -> None:
+        for _ in range(8):
+            if isinstance(one.next(1.0), Post):
+                heard.extend(hear(one, START, {"tokens": [1, 2], "text": "ab"}, now=1.0))
+                if one.listening:
+                    one.lost("reset", 1.0)
+
+    with pytest.raises(NoEntry, match="more than the 3 tokens asked for"):
+        go_on()
+    assert [piece.text for piece in heard] == ["ab"]
 
 
 @pytest.mark.parametrize("line", ["data: {", "data: <html>"])
