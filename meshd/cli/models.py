@@ -11,7 +11,7 @@ from rich.table import Table
 
 from meshd.cli import qspec
 from meshd.cli.bars import bars
-from meshd.cli.room import Json, StateDir, console, state_dir
+from meshd.cli.room import Json, StateDir, console, model_name, state_dir
 from meshd.models.hash_model import is_hash_model, parse_hash_model
 from meshd.models.store import ModelStore, StoredModel
 from meshd.vocabulary import MB, ModelSpec
@@ -61,7 +61,7 @@ def remove(
     state: StateDir = None,
 ) -> None:
     """Forget a model and free its disk."""
-    freed = ModelStore.under(state_dir(state)).remove(qspec.checked_name(name))
+    freed = ModelStore.under(state_dir(state)).remove(model_name(name))
     typer.echo(f"removed {name}: {freed // MB} MB freed")
 
 

@@ -12,13 +12,12 @@ from typing import Annotated
 import typer
 
 from meshd.cli.bars import bars
-from meshd.cli.room import Json, StateDir, state_dir
-from meshd.errors import LocalError, UsageError
+from meshd.cli.room import Json, StateDir, model_name, state_dir
+from meshd.errors import LocalError
 from meshd.models.hash_model import is_hash_model
 from meshd.models.progress import Progress
 from meshd.models.qspec_file import QspecFile
 from meshd.models.store import QSPEC_FILE, ModelStore
-from meshd.vocabulary import is_model_name
 
 
 def qspec(
@@ -30,7 +29,7 @@ def qspec(
     """Record a model's qspec again: what admission compares a node's arithmetic with."""
     if is_hash_model(model):
         raise LocalError(f"{model} needs no qspec: every node computes what is expected of it")
-    stored = ModelStore.under(state_dir(state)).get(checked_name(model))
+    stored = ModelStore.under(state_dir(state)).get(model_name(model))
     if not can_record():
         raise LocalError("recording a qspec needs torch: pip install '.[engine]' in the checkout")
     with bars() as progress:
@@ -38,13 +37,6 @@ def qspec(
     found = QspecFile(path, stored.manifest.spec)
     document = {"model": stored.name, "digest": found.digest, "prompts": len(found.golden), "path": str(path)}
     typer.echo(json.dumps(document) if as_json else f"{stored.name}: {len(found.golden)} golden prompts in {path}")
-
-
-def checked_name(text: str) -> str:
-    """A name that a model in the store may have. Raises UsageError for any other text: there can be no such model."""
-    if not is_model_name(text):
-        raise UsageError(f"{text[:200]!r} is not the name of a model, as `meshd models` shows it")
-    return text
 
 
 def can_record() -> bool:

@@ -20,6 +20,7 @@ from meshd.client.over_httpx import is_sendable, not_an_address
 from meshd.config import default_state_dir, is_there
 from meshd.errors import StateError, UsageError
 from meshd.identity import mesh_key
+from meshd.vocabulary import is_model_name
 
 Url = Annotated[
     list[str] | None,
@@ -95,6 +96,13 @@ def text_of(given: str, what: str) -> str:
         given.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{what} is not UTF-8 text") from None
+    return given
+
+
+def model_name(given: str) -> str:
+    """A name that a model in the store may have. Raises UsageError for any other text: there can be no such model."""
+    if not is_model_name(given):
+        raise UsageError(f"{given[:200]!r} is not the name of a model, as `meshd models` shows it")
     return given
 
 
