@@ -95,7 +95,8 @@ class _View:
         self.passes = throughput(self.others, sizes.num_layers)
         self.now = self.worth(self.old)
         self.answers = answers or self.now.uncovered == 0
-        self.edges = {0, sizes.num_layers, *boundaries(d.layers for d in self.others if d.layers)}
+        told = boundaries(d.layers for d in self.others if d.layers)
+        self.edges = {0, sizes.num_layers, *(edge for edge in told if edge < sizes.num_layers)}  # the others' word
         self.lane = sizes.bytes(0, sizes.num_layers) <= lane_budget(mine.capacity_mb, settings)
 
     def worth(self, layers: LayerRange) -> _Worth:

@@ -156,3 +156,12 @@ def test_an_elector_knows_what_its_engine_has_loaded() -> None:
     room.crash(1)
     room.run(30.0)
     assert room.nodes[node(1)].elector._loaded == room.nodes[node(1)].elector.held
+
+
+def test_a_range_beyond_the_models_end_is_somebodys_word_and_stops_no_election() -> None:
+    sizes = Sizes(hash_spec(30, 10))
+    for told in ((0, 99), (40, 50), (30, 31), (15, 70_000)):
+        mine, others = device(1, (0, 10), 300), [device(2, told), device(3, (0, 10))]
+        got = best_move(sizes, mine, others, S, cooled=True)
+        assert got is None or got.layers.end <= 30
+        assert still_worth(sizes, mine, others, S, LayerRange(10, 30)) is not None or told[0] in (0, 15)
