@@ -2,8 +2,9 @@
 
 For decoders of the form norm, attention, add, norm, gated SiLU, add: Llama, Mistral, Qwen2, Qwen3 (which also norms queries and
 keys). Computes what transformers' modules compute, in about a third of the operators; the weights are private copies, so this
-runs only where linears are copied anyway (prepacked or int8). Attention and KV are those of `attention` and `kv`; the
-arithmetic is another one than the modules' (norms and rotations round once less), and so has another name.
+runs only where linears are copied anyway (prepacked or int8). Attention and KV are those of `attention` and `kv`. Norms and
+rotations are the modules' to the bit: with one rounding less, a quarter of what a norm gives was one bit off, and of 48 answers
+of small random models in bf16 21 were those of transformers instead of 32 (as many as its own answers without a cache are).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from meshd.vocabulary import LayerRange
 
 FAMILY: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
-ARITHMETIC: Final = "fused 2"  # a part of the arithmetic's name: another one when these layers round elsewhere
+ARITHMETIC: Final = "fused 3"  # a part of the arithmetic's name: another one when these layers round elsewhere
 _TABLE_STEP: Final = 1024
 
 Make = Callable[[nn.Linear], nn.Module | None]
@@ -110,13 +111,12 @@ class FusedLayers(nn.Module):
 
 
 class Norm:
-    """An RMS norm in few operators: a row over the root of its squared length, epsilon being part of it, times the weight.
-    Rounds once, as the product is written (an operator of its own for that took 2.5 % of a step)."""
+    """The modules' RMS norm, operator by operator. It rounds before the weight, as that product is written (an operator of its
+    own for it took 2.5 % of a step), and after it."""
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
-        width = weight.shape[-1]
-        self._weight = weight.detach().float() * width**0.5
-        self._least = torch.tensor((width * epsilon) ** 0.5)
+        self._weight = weight.detach()
+        self._epsilon = epsilon
 
     @classmethod
     def of(cls, module: Any) -> Norm:
@@ -125,8 +125,8 @@ class Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()  # once: each operator would convert for itself
-        length = torch.hypot(torch.linalg.vector_norm(wide, 2, -1, True), self._least)
-        return torch.mul(torch.div(wide, length), self._weight, out=torch.empty_like(x))
+        root = wide.square().mean(-1, True).add_(self._epsilon).rsqrt_()
+        return torch.mul(wide, root, out=torch.empty_like(x)).mul_(self._weight)
 
 
 class Angles:
@@ -208,4 +208,4 @@ def _head_norm(attention: Any, shape: Shape) -> Norm:
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions; the sign of the swapped half is already in ``sin``."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))

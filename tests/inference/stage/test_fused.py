@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from meshd.inference.worker import fused, linears
 from meshd.inference.worker.attention import Layout, Segment
 from meshd.inference.worker.kv import PackedState
 from meshd.inference.worker.skeleton import build
 from meshd.inference.worker.stage import Stage
+from meshd.inference.worker.uniform import Shape
 from meshd.vocabulary import LayerRange
 from tests.inference.stage.chain import Chain, some_ids, whole
 from tests.inference.stage.checkpoints import VOCABULARY
@@ -60,6 +62,25 @@ def test_it_is_chosen_and_stays_near_the_modules(tiny: Made, name: str, dtype: s
     got = chain.walk(chain.session(40), ids, [24, 16, 1, 5])
     error = (got - whole(model, ids)).norm() / whole(model, ids).norm()
     assert error < (0.02 if dtype == "bf16" else 0.05)
+
+
+def test_norms_and_rotations_are_the_modules_to_the_bit(tiny: Made) -> None:
+    folder, _ = tiny("qwen3", torch.bfloat16)
+    skeleton = build(folder, ALL, "bf16")
+    source = torch.Generator().manual_seed(3)
+    rows = torch.randn(64, skeleton.hidden_size, generator=source).to(torch.bfloat16)
+    positions = torch.arange(64)
+    shape = Shape(heads=4, groups=2, width=32)
+    heads = torch.randn(64, shape.heads + 2 * shape.groups, shape.width, generator=source).to(torch.bfloat16)
+    with torch.inference_mode():
+        norm = skeleton.layers[0].input_layernorm
+        assert torch.equal(fused.Norm.of(norm)(rows), norm(rows))
+
+        turned = fused._turn(heads, *fused.Angles(skeleton.decoder.rotary_emb, shape, torch.bfloat16).at(positions))
+        cos, sin = skeleton.decoder.rotary_emb(rows, positions[None])
+        asking = heads[:, : shape.heads + shape.groups]
+        expected, _ = apply_rotary_pos_emb(asking[None], asking[None], cos, sin, unsqueeze_dim=2)
+    assert torch.equal(turned, torch.cat([expected[0], heads[:, shape.heads + shape.groups :]], 1))
 
 
 def test_a_part_of_what_is_held_gives_the_same_bits(tiny: Made) -> None:
