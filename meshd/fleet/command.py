@@ -84,6 +84,9 @@ def main(argv: Sequence[str]) -> int:
     except MeshdError as error:
         sys.stderr.write(f"mass-equip: {error.message}\n")
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:  # such as no room for the wheels
+        sys.stderr.write(f"mass-equip: {error}\n")
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,14 @@ def test_two_runs_do_not_change_one_fleet_at_the_same_time(tmp_path: Path, capsy
         assert main(["status", "--fleet", str(tmp_path)]) == 2  # looking is free; nobody is known yet
     with alone(tmp_path):
         pass
+
+
+def test_a_disk_without_room_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_words: object, **_more: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    assert main(["one", "--fleet", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"mass-equip: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}\n"
