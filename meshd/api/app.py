@@ -22,7 +22,7 @@ from meshd.api.events import stream_events
 from meshd.api.fields import Fields, read_json
 from meshd.api.guards import Guards, Right
 from meshd.api.limits import Budget
-from meshd.api.message import Headers, Request, Response, Writer, error_response, json_response
+from meshd.api.message import Handler, Headers, Request, Response, Writer, error_response, json_response
 from meshd.api.node import Node
 from meshd.api.openai import CHAT, COMPLETION, answer_openai, model_json, models_json
 from meshd.api.openai_read import read_chat, read_completion
@@ -30,8 +30,7 @@ from meshd.api.room_view import RoomView, targets
 from meshd.errors import MethodNotAllowed, ModelNotFound, NotFound, NotReady, StageUnavailable
 from meshd.vocabulary import is_model_name
 
-Reply = Awaitable[Response | None]
-_Owned = Callable[[Fields, Owner, Request, Writer], Reply]
+_Owned = Callable[[Fields, Owner, Request, Writer], Awaitable[Response | None]]
 
 MAX_REQUESTS = 256
 MAX_EVENT_STREAMS = 32
@@ -46,7 +45,7 @@ class Route:
     method: str
     path: str
     needs: Right
-    handler: Callable[[Request, Writer], Reply]
+    handler: Handler
     health: bool = False
     live: bool = False
     body_bytes: int | None = None
@@ -148,9 +147,7 @@ class App:
 
     # --- requests that an entry owns ----------------------------------------------------------------------------------
 
-    def _owner(
-        self, run: _Owned, deadline_s: Callable[[Fields], float | None] = lambda _fields: None
-    ) -> Callable[[Request, Writer], Reply]:
+    def _owner(self, run: _Owned, deadline_s: Callable[[Fields], float | None] = lambda _fields: None) -> Handler:
         """A handler that reads the body, finds who can own the request, and counts it while it runs."""
 
         async def handler(request: Request, writer: Writer) -> Response | None:

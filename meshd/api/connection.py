@@ -21,15 +21,7 @@ import h11
 import trio
 
 from meshd.api.limits import Budget, Limits
-from meshd.api.message import (
-    Request,
-    Response,
-    Writer,
-    error_response,
-    leaf_error,
-    request_id,
-    split_target,
-)
+from meshd.api.message import Handler, Request, error_response, leaf_error, request_id, split_target
 from meshd.api.outgoing import Outgoing
 from meshd.api.sse import send_error
 from meshd.errors import Busy, CallerError, MeshdError, NotReady, PayloadTooLarge, RequestTimeout
@@ -49,7 +41,7 @@ class Plan:
     ``health``: answered even on a reserve place. ``live``: never ends by itself, so a shutdown does not wait for it."""
 
     body_bytes: int | None
-    answer: Callable[[Request, Writer], Awaitable[Response | None]]
+    answer: Handler
     health: bool = False
     live: bool = False
 
@@ -338,7 +330,7 @@ class Connection:
             raise _Gone
         unread = self._h11.their_state is not h11.DONE
         out.close = out.close or unread
-        await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
+        await out.respond(error_response(error))
         if not unread or self.dropped:
             return
         with trio.move_on_after(self._limits.linger_s):
@@ -372,7 +364,7 @@ async def _tell(out: Outgoing, error: MeshdError) -> bool:
     """Answer with an error, or end a stream with it; False if the connection can no longer be used."""
     try:
         if not out.started:
-            await out.respond(error_response(error, tuple(getattr(error, "headers", ()))))
+            await out.respond(error_response(error))
         elif out.between_events:
             await send_error(out, error)
             await out.end()

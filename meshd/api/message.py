@@ -106,14 +106,13 @@ def json_response(document: Any, *, status: int = 200, headers: Headers = ()) ->
     return Response(status, dump_json(document), (("Content-Type", "application/json"), *headers))
 
 
-def error_response(
-    error: MeshdError, headers: Headers = (), *, beside: Mapping[str, Any] = MappingProxyType({})
-) -> Response:
-    """The error document (with what is to stand ``beside`` the error) with its status, and Retry-After where the error knows
-    when."""
+def error_response(error: MeshdError, *, beside: Mapping[str, Any] = MappingProxyType({})) -> Response:
+    """The error document (with what is to stand ``beside`` the error) with its status, the headers that the error brings, and
+    Retry-After where it knows when."""
     retry = getattr(error, "retry_after_s", None)
     more: Headers = (("Retry-After", str(max(1, math.ceil(retry)))),) if retry is not None else ()
-    return json_response({**beside, "error": error.json()}, status=error.status, headers=(*more, *headers))
+    headers = (*more, *getattr(error, "headers", ()))
+    return json_response({**beside, "error": error.json()}, status=error.status, headers=headers)
 
 
 def leaf_error(error: BaseException) -> MeshdError | None:

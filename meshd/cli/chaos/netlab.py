@@ -170,10 +170,6 @@ class NetLab:
         pairs = [(a, b) for one in sides for other in sides if one is not other for a in one for b in other]
         self.cut(*pairs)
 
-    def isolate(self, host: int) -> None:
-        """One host alone."""
-        self.part([host], [other for other in range(self.hosts) if other != host])
-
     def lose(self, share: float, pairs: Iterable[tuple[int, int]] | None = None) -> None:
         """Lose this share of packets on directed links (default: all), instead of what was lost before."""
         chosen = pairs or [(a, b) for a in range(self.hosts) for b in range(self.hosts) if a != b]

@@ -77,11 +77,6 @@ def strikes(places: Mapping[str, LayerRange | None], plan: Plan, seed: int) -> t
     return tuple(sorted(found, key=lambda strike: strike.at_s))
 
 
-def whole_at(strikes_: Sequence[Strike], settle_s: float) -> float:
-    """When the last one struck is back."""
-    return max((one.end_s + settle_s for one in strikes_), default=0.0)
-
-
 def _outages(places: Mapping[str, LayerRange | None], plan: Plan, rng: random.Random) -> list[Strike]:
     if plan.outage_every_s is None:
         return []
