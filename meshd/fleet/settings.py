@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from meshd.fleet.hosts import Device, settings_of
+from meshd.vocabulary import Endpoint
 
 HEAD: Final = (
     "# Written by mass-equip; overwritten by its next run. A device's own settings belong into its [[device]] table.\n"
@@ -52,8 +53,10 @@ def ports_of(settings: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _port(endpoint: object, default: int) -> int:
-    digits = str(endpoint or "").rpartition(":")[2]
-    return int(digits) if digits.isdigit() else default
+    try:
+        return Endpoint.parse(str(endpoint or ""), default).port
+    except ValueError:
+        return default  # the device's own meshd says what is wrong with it
 
 
 def _told(before: str) -> dict[str, Any] | None:

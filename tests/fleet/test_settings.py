@@ -44,3 +44,5 @@ def test_a_device_knows_itself_better_than_the_command() -> None:
 def test_the_firewall_opens_the_ports_that_are_used() -> None:
     assert ports_of({}) == (8090, 8091)
     assert ports_of({"http": "0.0.0.0:80", "mesh": "[::]:9000"}) == (80, 9000)
+    assert ports_of({"http": "fd00::5", "mesh": "10.0.0.5"}) == (8090, 8091)
+    assert ports_of({"http": "here:there", "mesh": True}) == (8090, 8091)
