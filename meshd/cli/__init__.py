@@ -26,14 +26,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run a command; its exit status."""
-    from meshd.errors import MeshdError, UsageError
+    from meshd.errors import MeshdError, Unauthorized, UsageError
 
     try:
         return _command(argv)
     except MeshdError as error:
         if os.environ.get(_TRACEBACK):
             raise
-        _tell(_with_its_flag(error.message, error.param))
+        of_the_key = getattr(error, "http_status", 0) == Unauthorized.status  # a node tells how HTTP clients send it
+        _tell(_with_its_flag(error.message, error.param) + (", for MESHD_API_KEY" if of_the_key else ""))
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from meshd.cli.room import Url, connect
-from meshd.client import Client
-from meshd.errors import LocalError, MeshdError
+from meshd.client import Client, RequestFailed
+from meshd.errors import Forbidden, LocalError, MeshdError, Unauthorized
+
+_REFUSED: Final = (Unauthorized.status, Forbidden.status)
 
 
 def wait(
@@ -25,9 +27,9 @@ def wait(
         try:
             with connect(url, timeout_s=5) as room:
                 lacking = _lacking(room, ready=ready, nodes=nodes, replicas=replicas)
-        except LocalError:
-            raise  # of this device or its caller: no wait cures it
         except MeshdError as error:
+            if isinstance(error, LocalError) or (isinstance(error, RequestFailed) and error.http_status in _REFUSED):
+                raise  # of this device or its caller: no wait cures it
             lacking = error.message
         if not lacking:
             return

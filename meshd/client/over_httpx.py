@@ -59,4 +59,4 @@ def sent(post: Post) -> dict[str, Any]:
 
 def why(error: httpx.RequestError) -> str:
     """For `unreachable`."""
-    return "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
+    return "timed out" if isinstance(error, httpx.TimeoutException) else str(error).rstrip(".") or type(error).__name__

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from meshd.api.guards import Access, Guards
 from meshd.cli import run
 from meshd.cli.room import api_key, state_dir
 from meshd.config import default_state_dir
 from meshd.identity.mesh_key import MeshKey
+from tests.api.rig import Rig, served
 
 
 def test_the_state_folder_is_the_given_one_else_the_variables_else_the_platforms(
@@ -128,3 +130,15 @@ def test_a_damaged_mesh_key_says_what_a_client_can_do(
     said = capsys.readouterr().err
     assert "is damaged" in said
     assert said.endswith("or give an API key in MESHD_API_KEY\n")
+
+
+@pytest.mark.parametrize("command", [["peers"], ["ask", "hi"], ["drain"], ["wait", "--ready"]])
+def test_a_node_that_wants_a_key_is_no_reason_to_wait_and_the_line_says_where_it_goes(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHD_API_KEY", "nobodys")
+    with served(Rig(), guards=Guards(Access(trust_loopback=False))) as url:
+        assert run([*command, "--url", url]) == 1
+    said = capsys.readouterr().err
+    assert "this key is not known" in said
+    assert said.endswith("prints it, for MESHD_API_KEY\n")
