@@ -1,7 +1,8 @@
 """One transfer of tensors from several neighbours: who brings what, and what happens when one dies or lies.
 
 Owns the table of tensors still to come. Each neighbour is given a batch at a time; what it did not bring goes back into
-the table, with the bytes that came counted, and another neighbour goes on from there. A tensor that came wholly from one
+the table, with the bytes that came counted, and another neighbour goes on from there. So it does when one is slow, not gone: who
+has nothing left to bring takes over from whoever is at less than half of its own pace. A tensor that came wholly from one
 neighbour and is damaged makes that neighbour a liar; one pieced together from several accuses nobody and is fetched again
 from its start. Bytes are written in threads, one write at a time. Bounded: one batch per neighbour, pieces of 256 KiB.
 
@@ -10,9 +11,10 @@ Errors: StoreFull and StateError end the transfer; LinkLost when nobody is left 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -26,6 +28,7 @@ from meshd.vocabulary import MB, NodeId
 BATCH_BYTES: Final = 16 * MB
 STALLED_S: Final = 10.0
 TRIES: Final = 3  # failures of one neighbour before the transfer goes on without it
+IDLE_S: Final = 5.0  # with nothing to bring, before a slower neighbour is relieved
 _PAUSE_S: Final = 0.5
 
 
@@ -52,6 +55,20 @@ class _Item:
         return self.have_bytes == self.size_bytes
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What a neighbour is bringing, since when, and how much of it came. Cancelling ``scope`` relieves it."""
+
+    items: list[_Item]
+    began: float
+    came_bytes: int = 0
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def pace(self, now: float) -> float:
+        """Bytes a second."""
+        return self.came_bytes / max(now - self.began, 1e-3)
+
+
 class Transfer:
     """Run it once. ``base`` is the digest whose files are fetched; ``on_liar`` hears who sent wrong bytes."""
 
@@ -72,6 +89,8 @@ class Transfer:
         self._on_liar = on_liar
         self._items = [_Item(w.name, w.size_bytes, w.have_bytes, {""} if w.have_bytes else set()) for w in wanted]
         self._total = sum(item.size_bytes for item in self._items) or 1
+        self._running: dict[NodeId, _Batch] = {}
+        self._paces: dict[NodeId, float] = {}  # of each neighbour's last batch
         self._writing = trio.Lock()
         self._changed = trio.Event()
         self._why = "no neighbour has what is missing"
@@ -105,11 +124,16 @@ class Transfer:
         while not all(item.here for item in self._items if item.name in source.names):
             changed = self._changed
             batch = self._take(source)
-            if not batch:
-                await changed.wait()  # others bring the rest, and may fail to
+            if not batch:  # others bring the rest, and may fail to
+                with trio.move_on_after(IDLE_S) as idle:
+                    await changed.wait()
+                if idle.cancelled_caught:
+                    self._relieve(source)
                 continue
+            running = self._running[source.node] = _Batch(batch, trio.current_time())
             try:
-                await self._bring(source, batch)
+                with running.scope:
+                    await self._bring(source, batch)
                 failures = 0
             except ModelRefused as error:
                 self._why = error.message
@@ -121,10 +145,25 @@ class Transfer:
                 self._why = error.message
                 failures += 1
             finally:
+                del self._running[source.node]
+                self._paces[source.node] = running.pace(trio.current_time())
                 self._put_back(batch)
             if failures >= TRIES:
                 return
-            await trio.sleep(_PAUSE_S * failures)
+            # Who was relieved lets the other one take what it has put back.
+            await trio.sleep(_PAUSE_S * (failures + running.scope.cancelled_caught))
+
+    def _relieve(self, source: Source) -> None:
+        """Have the slowest neighbour that is at less than half of this one's pace put back what this one has, too."""
+        now, own = trio.current_time(), self._paces.get(source.node, math.inf)
+        slower = [
+            batch
+            for batch in self._running.values()
+            if now - batch.began >= IDLE_S and 2 * batch.pace(now) < own
+            if any(item.name in source.names and not item.here for item in batch.items)
+        ]
+        if slower:
+            min(slower, key=lambda batch: batch.pace(now)).scope.cancel()
 
     def _take(self, source: Source) -> list[_Item]:
         batch: list[_Item] = []
@@ -184,6 +223,7 @@ class Transfer:
                     f"tensor {item.name!r} came damaged from several neighbours; it is fetched again"
                 ) from None
         item.have_bytes += len(data)
+        self._running[source.node].came_bytes += len(data)
         self.received_bytes += len(data)
         self._progress(sum(each.have_bytes for each in self._items) / self._total)
 
