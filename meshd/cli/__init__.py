@@ -6,16 +6,14 @@ stderr, never a traceback (``MESHD_TRACEBACK=1`` shows it to whoever hunts a bug
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
+
+from meshd.cli.failure import of_ours, of_system, tell, with_its_flag
 
 _TRACEBACK = "MESHD_TRACEBACK"
-_WRITING = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +32,7 @@ def run(argv: list[str]) -> int:
         if os.environ.get(_TRACEBACK):
             raise
         of_the_key = getattr(error, "http_status", 0) == Unauthorized.status  # a node tells how HTTP clients send it
-        _tell(_with_its_flag(error.message, error.param) + (", for MESHD_API_KEY" if of_the_key else ""))
+        tell(with_its_flag(error.message, error.param) + (", for MESHD_API_KEY" if of_the_key else ""))
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
@@ -45,13 +43,13 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         if os.environ.get(_TRACEBACK):
             raise
-        _tell(_of_system(error))
+        tell(of_system(error))
         _forget_output()
         return 1
     except (Exception, BaseExceptionGroup) as error:  # a fault of ours is told in one line too
         if os.environ.get(_TRACEBACK):
             raise
-        _tell(f"internal error: {_of_ours(error)}; {_TRACEBACK}=1 shows where it comes from")
+        tell(f"internal error: {of_ours(error)}; {_TRACEBACK}=1 shows where it comes from")
         return 1
 
 
@@ -75,36 +73,6 @@ def _command(argv: list[str]) -> int:
     status = run_app(argv)
     sys.stdout.flush()  # what cannot be written is found out here, not when the interpreter ends
     return status
-
-
-# --- what went wrong, in a line ---------------------------------------------------------------------------------------
-
-
-def _tell(message: str) -> None:
-    """One line, whatever others put into the message: a room's error may hold line ends and a terminal's commands."""
-    line = "; ".join(part.strip() for part in message.splitlines() if part.strip())
-    print(f"meshd: {''.join(char if char.isprintable() else '?' for char in line)}", file=sys.stderr)
-
-
-def _with_its_flag(message: str, param: str | None) -> str:
-    """The flag to change stands in every message about it."""
-    return f"{param}: {message}" if param and param.startswith("--") and param not in message else message
-
-
-def _of_system(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    if error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {reason}"
-    return f"the output cannot be written: {reason}" if error.errno in _WRITING else reason
-
-
-def _of_ours(error: BaseException) -> str:
-    """Kind, words and place of what nobody expected; of a group its first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    places = traceback.extract_tb(error.__traceback__)
-    where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return f"{type(error).__name__}: {str(error)[:200]}{where}"
 
 
 def _output_is_lost() -> bool:

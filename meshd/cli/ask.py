@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from meshd.cli.failure import tell
 from meshd.cli.room import Url, connect, text_of, typed
 from meshd.client import Piece
+from meshd.errors import MeshdError
 
 # What every node takes: a value outside is the caller's, whichever node there is (tests/cli/test_usage.py compares).
 MAX_TOKENS: Final = 1_000_000
@@ -59,7 +61,9 @@ def chat(
     temperature: Temperature = 0.7,
     system: System = None,
 ) -> None:
-    """A conversation. Ctrl-C stops the answer only; Ctrl-D or /quit ends, /new starts afresh."""
+    """A conversation. Ctrl-C stops the answer only; Ctrl-D or /quit ends, /new starts afresh.
+
+    On a terminal it goes on after a question that could not be answered, without it."""
     start = [{"role": "system", "content": text_of(system, "--system")}] if system else []
     messages = list(start)
     with connect(url) as room:
@@ -76,20 +80,32 @@ def chat(
                 continue
             if not said:
                 continue
+            known = len(messages)
             try:
                 _print_stream(room.chat(messages, said, max_tokens=max_tokens, temperature=temperature))
             except KeyboardInterrupt:
                 typer.echo(" [stopped]")
+            except MeshdError as error:
+                if not sys.stdin.isatty():  # a script hears of it by the exit status
+                    raise
+                tell(error.message)
+                del messages[known:]
 
 
 def _print_stream(answer: Generator[Piece, None, None]) -> Mapping[str, Any] | None:
     final = None
-    with closing(answer) as pieces:  # whoever interrupts it ends the request
-        for piece in pieces:
-            if piece.text:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
-            final = piece.final or final
+    begun = False
+    try:
+        with closing(answer) as pieces:  # whoever interrupts it ends the request
+            for piece in pieces:
+                if piece.text:
+                    sys.stdout.write(piece.text)
+                    sys.stdout.flush()
+                    begun = True
+                final = piece.final or final
+    except MeshdError:
+        sys.stdout.write("\n" if begun else "")  # what went wrong gets a line of its own
+        raise
     sys.stdout.write("\n")
     return final
 
