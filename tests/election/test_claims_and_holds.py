@@ -24,7 +24,7 @@ from meshd.election.holds import (
 from meshd.election.settings import Settings
 from meshd.election.view import RoomView
 from meshd.errors import BadFrame
-from meshd.vocabulary import Advert, LayerRange, ModelSpec
+from meshd.vocabulary import Advert, LayerRange, Loading, ModelSpec
 from tests.election.specs import advert, hash_spec, node, spec
 
 S = Settings()
@@ -326,8 +326,23 @@ def shrinking() -> tuple[Play, AskHold]:
 
 
 def test_a_range_is_not_offered_smaller_while_who_takes_the_rest_only_loads_it() -> None:
-    play = wide(advert(2, 3000, (20, 30), layer_ms=3.0, loading=(8, 30)))
+    """Nor is it claimed, which the log would tell every half minute for as long as that load takes."""
+    loads = advert(2, 3000, (20, 30), layer_ms=3.0, loading=(8, 30))
+    play = wide(loads)
+    for _ in range(20):
+        play.now = play.elector.deadline()
+        assert play.elector.tick(play.now) == []
+        slowly = Loading(LayerRange(8, 30), "loading", play.now / 1e6)
+        play.room(SLOW, replace(loads, loading=slowly))
+    assert (play.elector.held, play.elector.taking) == (WIDE, None)
+    play.room(SLOW, advert(2, 3000, (8, 30), layer_ms=3.0))
+    assert play.until(AskHold).request.layers == GIVEN
+
+
+def test_a_claimed_smaller_offer_is_withdrawn_when_who_held_the_rest_only_loads_it_now() -> None:
+    play = wide(advert(2, 3000, (8, 30), layer_ms=3.0))
     assert play.until(SendClaim).claim.layers == REST
+    play.room(SLOW, advert(2, 3000, (20, 30), layer_ms=3.0, loading=(8, 30)))
     play.now = play.elector.deadline()
     (withdrawn,) = play.elector.tick(play.now)
     assert isinstance(withdrawn, SendClaim)
