@@ -350,6 +350,7 @@ def _explicit(
     scores = scores.masked_fill(mask < 0, torch.finfo(scores.dtype).min)
     if recipe.sinks is not None:
         scores = torch.cat([scores, recipe.sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, n, 1)], -1)
+        scores = scores - scores.amax(-1, keepdim=True)  # which rounds: GPT-OSS does it, so that nothing overflows
     weights = scores.softmax(-1, dtype=torch.float32).to(part.dtype)[..., : keys.shape[1]]
     result = torch.bmm(weights.reshape(groups, heads // groups * n, -1), values)
     return result.view(heads, n, -1).transpose(0, 1)

@@ -2,7 +2,7 @@
 
 transformers dispatches experts through an interface; its own implementations give one expert whatever rows came to it, one row
 alone included, and one row takes another kernel, as do more than 32. Here every expert sees 2 to 32 rows at a time, and a row's
-experts are added in the order of its own choice, in fp32.
+experts are added in the order of its own choice, as transformers' grouped products are, and rounded where those are.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
         parts[places] = out
     if parts is None:
         return torch.zeros_like(hidden)
-    weighted = parts.view(*chosen.shape, -1).float() * weights.view(*chosen.shape, 1).float()
-    return weighted.sum(1).to(hidden.dtype)
+    weighted = parts.view(*chosen.shape, -1) * weights.view(*chosen.shape, 1)
+    return weighted.sum(1).to(hidden.dtype)  # adds up in fp32 whatever the dtype
 
 
 def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,8 @@ def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
-    return functional.linear(rows, weight.T if transposed else weight, bias)
+    out = functional.linear(rows, weight.T if transposed else weight)
+    return out if bias is None else out.add_(bias)  # grouped products know no bias: rounded before it
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
