@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from meshd.client.entries import Entries, NoEntry, RequestFailed, document, failure, unreachable
+from meshd.client.entries import Entries, NoEntry, NotMeshd, RequestFailed, document, failure, unreachable
 from meshd.client.shapes import event_misfit
 from meshd.errors import MeshdError, NotReady
 
@@ -255,6 +255,6 @@ def _event(data: str) -> tuple[Mapping[str, Any], str]:
 
 def _worth(problem: MeshdError) -> int:
     """What to tell rather: what an entry said of the room, then of itself (it takes nothing now), then that it was not there."""
-    if not isinstance(problem, RequestFailed):
+    if not isinstance(problem, RequestFailed) or isinstance(problem, NotMeshd):
         return 0
     return 1 if problem.error.get("code") == NotReady.code else 2

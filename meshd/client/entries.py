@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from meshd.client.shapes import DOCUMENTS, misfit
+from meshd.client.shapes import DOCUMENTS, ERROR, misfit
 from meshd.errors import MeshdError, PeerError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
-_ELSEWHERE: Final = frozenset(
-    {429, 502, 503, 504}
-)  # another entry may do better; other statuses are the caller's fault
+# Another entry may do better; other statuses are the caller's fault.
+_ELSEWHERE: Final = frozenset({429, 502, 503, 504})
 
 Read = TypeVar("Read")
 
@@ -27,7 +26,8 @@ class RequestFailed(MeshdError):
     had been silent before it said so."""
 
     def __init__(self, status: int, error: Mapping[str, Any], *, waited_s: float = 0.0) -> None:
-        super().__init__(str(error.get("message") or f"HTTP {status}"), param=error.get("param"))
+        param = error.get("param")
+        super().__init__(str(error.get("message") or f"HTTP {status}"), param=param if isinstance(param, str) else None)
         self.http_status = status
         self.error = dict(error)
         self.waited_s = waited_s
@@ -36,6 +36,17 @@ class RequestFailed(MeshdError):
     def final(self) -> bool:
         """No other entry would say anything else."""
         return self.http_status not in _ELSEWHERE
+
+
+class NotMeshd(RequestFailed):
+    """Another program answered, or meshd's words did not come through as they were. ``what`` was found at ``url``."""
+
+    def __init__(self, url: str, status: int, what: str) -> None:
+        super().__init__(status, {"message": f"{url}: HTTP {status}, {what}: is this meshd?"})
+
+    @property
+    def final(self) -> bool:
+        return False  # the other entries may be what they should
 
 
 class NoEntry(PeerError):
@@ -112,12 +123,14 @@ def document(url: str, status: int, body: bytes) -> Any:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):  # the latter for what is nested without end
-        raise RequestFailed(status, _not_ours(url, f"HTTP {status}, not JSON")) from None
-    if status >= 400 or (isinstance(found, dict) and "error" in found):
+        raise NotMeshd(url, status, "not JSON") from None
+    told = isinstance(found, dict) and "error" in found
+    if told and not misfit(found, ERROR):
         raise failure(status, found)
-    shape = next((shape for path, shape in DOCUMENTS.items() if urlsplit(url).path.endswith(path)), None)
-    if shape is not None and (wrong := misfit(found, shape)):
-        raise RequestFailed(status, _not_ours(url, f"HTTP {status}, but not as meshd answers ({wrong})"))
+    path = urlsplit(url).path
+    shape: Any = next((shape for end, shape in DOCUMENTS.items() if path.endswith(end)), object)
+    if wrong := misfit(found, ERROR if told or status >= 400 else shape):
+        raise NotMeshd(url, status, f"but not as meshd answers ({wrong})")
     return found
 
 
@@ -126,11 +139,6 @@ def text(url: str, status: int, body: bytes) -> str:
     return body.decode(errors="replace") if status < 400 else str(document(url, status, body))
 
 
-def failure(status: int, found: Any) -> RequestFailed:
+def failure(status: int, found: Mapping[str, Any]) -> RequestFailed:
     """The ``error`` object of a document, as an exception."""
-    error = found.get("error") if isinstance(found, dict) else None
-    return RequestFailed(status, error if isinstance(error, Mapping) else {})
-
-
-def _not_ours(url: str, what: str) -> Mapping[str, Any]:
-    return {"message": f"{url}: {what}: is this meshd?"}
+    return RequestFailed(status, found["error"])

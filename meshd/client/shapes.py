@@ -1,8 +1,8 @@
 """What the documents of a node hold at the least, so that another program's JSON is known before anything is read from it.
 
 A shape is a type, or made of shapes: a list stands for a list of such, a tuple for any one of them, None for null, a mapping for
-an object with at least these keys. `Row`, `Each` and `RANGE` are what those cannot say. Only what every version tells is asked
-for. Pure.
+an object with at least these keys. `Row`, `Each`, `RANGE` and `ABSENT` (no such key) are what those cannot say. Only what every
+version tells is asked for. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Range:
 
 
 RANGE: Final = _Range()
-_MISSING: Final = object()
+ABSENT: Final = object()
 _NUMBER: Final = (int, float)
 _HEALTH: Final = {
     **dict.fromkeys(("ram_free_mb", "ram_total_mb", "tokens_per_s"), _NUMBER),
@@ -82,7 +82,13 @@ DOCUMENTS: Final[Mapping[str, Any]] = {
         **dict.fromkeys(("embed_bytes", "head_bytes"), int),
         "layer_bytes": [int],
     },
-    "/mesh/room": {"status": _STATUS, "peers": _PEERS, "hive": _HIVE, "routing": _ROUTING},
+    "/mesh/room": {
+        "status": _STATUS,
+        "peers": _PEERS,
+        "hive": _HIVE,
+        "routing": _ROUTING,
+        "events": ([{"ev": str, "node": str, "name": str, "addresses": ([str], ABSENT)}], ABSENT),
+    },
     "/status": _STATUS,
     "/v1/routing": _ROUTING,
     "/admin/drain": _DONE,
@@ -100,8 +106,11 @@ ANSWER: Final = {
 }
 """The answer object, which is also the last event of a stream."""
 
+ERROR: Final = {"error": {"message": str, "code": str}}
+"""What goes with a status of 400 and above."""
+
 EVENT: Final[Mapping[str, Any]] = {
-    "error": dict,
+    **ERROR,
     "tokens": [int],
     "text": str,
     "route": [{"name": str}],
@@ -136,7 +145,7 @@ def _misfit(found: Any, shape: Any, at: str) -> _Wrong | None:
         all_wrong = [_misfit(found, one, at) for one in shape]
         return None if None in all_wrong else max(filter(None, all_wrong), key=lambda wrong: len(wrong.at))
     if not _is_such(found, shape):
-        return _Wrong(at, "is missing" if found is _MISSING else f"is {_shown(found)}")
+        return _Wrong(at, "is missing" if found is ABSENT else f"is {_shown(found)}")
     return next(
         (wrong for part, inner, where in _parts(found, shape, at) if (wrong := _misfit(part, inner, where))), None
     )
@@ -146,8 +155,8 @@ def _is_such(found: Any, shape: Any) -> bool:
     """Right but for what it is made of."""
     if isinstance(shape, type):
         return isinstance(found, shape)
-    if shape is None:
-        return found is None
+    if shape is None or shape is ABSENT:
+        return found is shape
     if shape is RANGE:
         return isinstance(found, list) and [type(end) for end in found] == [int, int] and 0 <= found[0] < found[1]
     if isinstance(shape, list | Row):
@@ -165,7 +174,7 @@ def _parts(found: Any, shape: Any, at: str) -> Iterator[tuple[Any, Any, str]]:
             yield value, shape.shape, f"{at}.{key[:40]}".lstrip(".")
     elif isinstance(shape, Mapping):
         for key, part in shape.items():
-            yield found.get(key, _MISSING), part, f"{at}.{key}".lstrip(".")
+            yield found.get(key, ABSENT), part, f"{at}.{key}".lstrip(".")
 
 
 def _shown(found: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshd.client.shapes import ANSWER, DOCUMENTS, RANGE, Each, Row, event_misfit, misfit
+from meshd.client.shapes import ABSENT, ANSWER, DOCUMENTS, RANGE, Each, Row, event_misfit, misfit
 from tests.api.rig import Rig, client
 from tests.fakes.chain import FakeChain
 
@@ -27,6 +27,8 @@ from tests.fakes.chain import FakeChain
         ([0, 15], RANGE, ""),
         ({"layers": [15, 15]}, {"layers": RANGE}, "layers is [15, 15]"),
         ([0, True], RANGE, "[0, true]"),
+        ({}, {"a": (int, ABSENT)}, ""),
+        ({"a": None}, {"a": (int, ABSENT)}, "a is null"),
         ("x" * 80, int, f'it is "{"x" * 56}...'),
     ],
 )

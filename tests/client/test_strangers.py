@@ -10,8 +10,10 @@ from meshd.client import AsyncClient, Client, NoEntry, RequestFailed
 from meshd.client.entries import document
 from meshd.client.over_httpx import not_an_address, settings
 from meshd.errors import Unauthorized
+from tests.api.rig import Rig, served
 from tests.client.doors import DOORS, Door
 from tests.client.stranger import stranger
+from tests.fakes.chain import FakeChain
 
 NO_ADDRESSES = [
     "http://127.0.0.1:abc",
@@ -64,6 +66,21 @@ def test_a_key_beyond_ascii_goes_as_a_password() -> None:
 def test_json_that_is_not_ours_is_known(path: str, body: str) -> None:
     with pytest.raises(RequestFailed, match=r"http://n1/.* is this meshd\?"):
         document(f"http://n1{path}", 200, body.encode())
+
+
+@pytest.mark.parametrize(
+    "body", ['{"detail": "Not Found"}', '{"error": "no"}', '{"error": {"message": 5}}', "<html>", "[]"]
+)
+def test_an_error_that_is_not_ours_is_known_too(body: str) -> None:
+    with pytest.raises(RequestFailed, match=r"http://n1/status: HTTP 404, .* is this meshd\?") as caught:
+        document("http://n1/status", 404, body.encode())
+    assert caught.value.http_status == 404
+
+
+def test_where_something_else_answers_the_next_entry_is_asked(door: Door) -> None:
+    with stranger(b'{"detail": "Not Found"}') as other, served(Rig(FakeChain(tuple(b"yes")))) as node:
+        assert door.get([other, node], "/status")["name"] == "n1"
+        assert door.ask([other, node], "x", max_tokens=3)["text"] == "yes"
 
 
 def test_a_stranger_is_named(door: Door) -> None:
