@@ -37,6 +37,7 @@ HALVES: list[tuple[list[str], str, list[str | int], Any]] = [
     (["wait", "--ready", "--timeout", "0"], "/mesh/hive", ["nodes"], "2"),
     (["status"], "/status", ["layers"], 5),
     (["doctor", "--no-probe"], "/mesh/room", ["hive", "loading"], [{}]),
+    (["doctor", "--no-probe"], "/mesh/room", ["events"], [5]),
     (["doctor", "--no-probe"], "/mesh/room", ["peers", "peers", 0, "layer_ms"], "fast"),
     (["elect"], "/mesh/model", ["embed_bytes"], None),
     (["elect"], "/mesh/model", ["layer_bytes"], [1, 2]),
