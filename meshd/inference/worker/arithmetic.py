@@ -39,6 +39,7 @@ _PROMPT: Final = 70
 _ANSWER: Final = 4
 _PIECES: Final = (1, 33, 31, 5, 1, 2, 1)  # of both together
 _COMPANY: Final = 90
+_ROUNDING: Final = 2  # another number when what this project computes itself (experts, sinks) rounds elsewhere
 
 
 def at_least_two(rows: int) -> int:
@@ -215,7 +216,8 @@ def _same_kv(one: SessionState, two: SessionState, tokens: int) -> bool:
 def name(skeleton: Skeleton, *, path: str, packs: bool, deterministic: bool) -> str:
     """A short hash; equal hashes promise equal bits where both are deterministic."""
     digest = hashlib.sha256()
-    facts = (skeleton.dtype, path, packs, deterministic, torch.__version__, torch.backends.cpu.get_cpu_capability())
+    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability())
+    facts = (_ROUNDING, skeleton.dtype, path, packs, deterministic, *machine)
     digest.update(repr(facts).encode())
     for bits in _sample_bits(skeleton, prepacked="prepacked" in path):
         digest.update(bits.contiguous().view(torch.uint8).numpy().tobytes())
