@@ -12,7 +12,7 @@ import typer
 from meshd.cli.failure import tell
 from meshd.cli.room import Url, connect, text_of, typed
 from meshd.client import Piece
-from meshd.errors import MeshdError
+from meshd.errors import MeshdError, UsageError
 
 # What every node takes: a value outside is the caller's, whichever node there is (tests/cli/test_usage.py compares).
 MAX_TOKENS: Final = 1_000_000
@@ -41,6 +41,8 @@ def ask(
     """One answer, streamed. With several --url the answer goes on at another entry when one dies."""
     text = typed(lambda stdin: stdin.read()) if prompt == "-" else text_of(prompt, "PROMPT")
     system = text_of(system, "--system") if system else None
+    if raw and system:
+        raise UsageError("--system is a message of the chat template, which --raw leaves out")
     body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     if raw:
         body["prompt"] = text

@@ -65,6 +65,7 @@ def test_a_closed_standard_input_is_wrong_usage(
         (["ask", "hi", "--temperature", "nan"], "--temperature"),
         (["ask", "hi", "--max-tokens", "99999999"], "--max-tokens"),
         (["ask", "hi", "--seed", "99999999999999999999"], "--seed"),
+        (["ask", "hi", "--raw", "--system", "Be brief."], "--system"),
         (["chat", "--temperature", "inf"], "--temperature"),
         (["drain", "--timeout", "nan"], "--timeout"),
         (["wait", "--timeout", "-1"], "--timeout"),
