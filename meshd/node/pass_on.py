@@ -1,8 +1,8 @@
 """Lets another entry of the room answer a request that this node cannot own, over the link between them.
 
-The stream's first message is the request; the answer comes back as ``start`` (status and headers) and ``part`` messages, as the
-other side's handler makes them. Leaving either side cancels the other: the client's disconnect travels all the way. The node
-that was asked checks the key; the link proves that it is a member.
+The stream's first message is the request; the answer comes back ``whole``, or as ``start`` (status and headers) and ``part``
+messages, as the other side's handler makes them. Leaving either side cancels the other: the client's disconnect travels all the
+way. The node that was asked checks the key; the link proves that it is a member.
 
 The link is watched meanwhile, and an entry that is silent is given up as soon as a hop of a route would be: a machine that lost
 its power tells nobody. The client's deadline is the asked node's to keep, and goes on counting at the entry. An entry that is
