@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -132,6 +133,8 @@ def read_config(folder: Path) -> Any:
     """The model's config; refuses what cannot be cut, and what is not stored as plain numbers."""
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except StrictDataclassError as error:  # in several lines, of which the last says what is wrong
+        raise ModelRefused(f"{folder / 'config.json'}: {str(error).splitlines()[-1].strip()}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last for a dtype that torch lacks
         raise ModelRefused(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
     text = config.get_text_config()

@@ -165,6 +165,18 @@ def _holds_nothing_private(skeleton: Any) -> bool:
     return all(skeleton.checkpoint.holds(parameter) for parameter in skeleton.model.parameters())
 
 
+def test_tensors_that_no_module_wants_are_left_out(copy: Path) -> None:
+    files = _index(copy)
+    kept = {
+        name: torch.ones(8) for name in ("model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq")
+    }
+    save_file(kept, copy / "kept.safetensors")
+    (copy / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": files | dict.fromkeys(kept, "kept.safetensors")})
+    )
+    assert Stage(copy, ALL).packs
+
+
 def test_a_middle_stage_holds_its_layers_only(tiny: Made) -> None:
     folder, _ = tiny("llama")
     middle = build(folder, LayerRange(1, 3), "auto")
@@ -192,6 +204,8 @@ def test_a_single_file_loads_as_an_index_does(tiny: Made, tmp_path: Path) -> Non
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
         ({"num_kv_shared_layers": 2}, "cannot be cut"),
         ({"model_type": "t5"}, "encoder-decoder|not a causal"),
+        ({"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
+        ({"hidden_size": "wide"}, "config.json.*hidden_size|config.json.*str"),
     ],
 )
 def test_models_that_cannot_be_served_are_refused(copy: Path, change: dict[str, Any], message: str) -> None:
