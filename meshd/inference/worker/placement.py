@@ -22,8 +22,8 @@ from meshd.inference.worker.weights import Checkpoint
 from meshd.vocabulary import LayerRange
 
 BEFORE_LAYERS: Final = frozenset({
-    "embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "word_embeddings_layernorm", "embed_positions", "project_in",
-    "drop", "embed_dropout", "emb_dropout",
+    "embed_tokens", "embeddings", "wte", "wpe", "embed_in", "word_embeddings", "word_embeddings_layernorm", "embed_positions",
+    "project_in", "drop", "embed_dropout", "emb_dropout",
 })  # fmt: skip
 AFTER_LAYERS: Final = frozenset({
     "norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "norm_f", "layer_norm", "embedding_norm", "project_out",

@@ -70,6 +70,7 @@ class Stage:
         self._passes = Passes(skeleton)
         self._token_bytes: dict[LayerRange, int] = {}
         self._typed_caches = True
+        self._row_by_row = False
         self._fused: fused.FusedLayers | None = None
         self._computed_rows: Callable[[int], int] = lambda rows: rows  # idle ones included
         with torch.inference_mode():
@@ -253,21 +254,42 @@ class Stage:
             try:
                 out.append(self._one(layers, item, cache, head))
             except BaseException:
-                item.state.truncate(0)  # some layers have the rows and some have not
+                if isinstance(item.state, SingleState):
+                    item.state.forget()  # some layers have the rows and some have not
                 raise
-            cache.seen = item.state.have = item.start + item.n
+            item.state.have = item.start + item.n
         return out
 
     def _one(self, layers: LayerRange, item: Item, cache: StageCache, head: bool) -> torch.Tensor:
-        positions = torch.arange(item.start, item.start + item.n)[None]
         counts_as = item.state.counts_as if isinstance(item.state, SingleState) else 0
         self._passes.count_as(max(item.prompt_len, counts_as))
-        if head:
-            keep = torch.arange(item.n - item.emit, item.n)
-            return self._passes.logits(layers, item.rows, positions, cache, keep).float()
-        residual = self._passes.residual(layers, item.rows, positions, cache)
-        item.state.log(item.start, residual)
-        return residual[item.n - item.emit :]
+        quiet = item.n - item.emit
+        if not head:
+            residual = self._single_residual(layers, item.start, item.rows, cache)
+            item.state.log(item.start, residual)
+            return residual[quiet:]
+        if not item.emit:
+            self._single_residual(layers, item.start, item.rows, cache)
+            return self._nothing(head)
+        parts = []
+        for piece in self._pieces(item.start, item.n):
+            keep = torch.arange(max(piece.start, quiet), piece.stop) - piece.start
+            positions = torch.arange(item.start + piece.start, item.start + piece.stop)[None]
+            parts.append(self._passes.logits(layers, item.rows[piece], positions, cache, keep).float())
+            cache.seen = item.start + piece.stop
+        return torch.cat(parts)
+
+    def _single_residual(self, layers: LayerRange, start: int, rows: torch.Tensor, cache: StageCache) -> torch.Tensor:
+        parts = []
+        for piece in self._pieces(start, len(rows)):
+            positions = torch.arange(start + piece.start, start + piece.stop)[None]
+            parts.append(self._passes.residual(layers, rows[piece], positions, cache))
+            cache.seen = start + piece.stop
+        return torch.cat(parts)
+
+    def _pieces(self, start: int, n: int) -> list[slice]:
+        """What of ``n`` rows goes through the model at once."""
+        return [slice(i, i + 1) for i in range(n)] if self._row_by_row and start else [slice(0, n)]
 
     # --- start --------------------------------------------------------------------------------------------------------
 
@@ -285,10 +307,14 @@ class Stage:
         self.warnings.append(why)
         packing.use_plain(skeleton)
         self.packs = False
-        for self._typed_caches in (True, False):
+        # Recurrent layers of some architectures take rows behind a state only one by one.
+        for self._typed_caches, self._row_by_row in ((True, False), (False, False), (True, True)):
             if packing.agrees(self._passes, self._chunks):
                 return False
-        raise ModelRefused(f"{kind} cannot be served: with a cache it computes something else than without")
+        raise ModelRefused(
+            f"{kind} cannot be served: this version of transformers computes something else with a cache than without;"
+            " take a model of another architecture"
+        )
 
     def _chunks(self, layers: LayerRange, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         state = PackedState(layers, logs=True) if self.packs else SingleState(layers, logs=True)
@@ -296,9 +322,7 @@ class Stage:
         for end in ends:
             part, n = rows[start:end], end - start
             if isinstance(state, SingleState):
-                cache = self._cache_of(state, layers)
-                out = self._passes.residual(layers, part, torch.arange(start, end)[None], cache)
-                cache.seen = end
+                out = self._single_residual(layers, start, part, self._cache_of(state, layers))
             else:
                 out = self._packed_residual(layers, [Item(state, start, n, n, packing.prompt_of(len(rows)), part)])
             state.log(start, out)

@@ -112,6 +112,8 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": LAYERS}),
     "falcon": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": 12}),
+    "mamba": ("mamba", {"state_size": 8}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1}),
     "xglm": ("xglm", {"d_model": 64, "ffn_dim": 96, "attention_heads": 4, "num_layers": LAYERS}),
     "biogpt": ("biogpt", {}),
     "llama4": (

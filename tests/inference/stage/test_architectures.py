@@ -73,6 +73,26 @@ def test_a_part_of_what_is_held_can_be_run(tiny: Made, name: str) -> None:
     torch.testing.assert_close(between, expected, atol=CLOSE, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["bloom", "lfm2", "mamba"])
+def test_a_step_that_broke_off_leaves_nothing_behind(tiny: Made, name: str) -> None:
+    """The layers before the fault have the rows already; the same step again must not add them twice."""
+    folder, model = tiny(name)
+    chain = Chain.cut(folder, [0, 4])
+    ids = some_ids(TOTAL, VOCABULARY)
+    session = chain.session(PROMPT)
+
+    def fail(*_args: object) -> None:
+        raise RuntimeError("no memory")
+
+    handle = chain.stages[0]._skeleton.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        chain.walk(session, ids, [PROMPT])
+    handle.remove()
+
+    got = chain.walk(session, ids, [PROMPT, 1, 5])
+    torch.testing.assert_close(got, whole(model, ids), atol=CLOSE, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["gemma", "granite", "gpt2", "opt_projected", "cohere2", "deepseek_v3"])
 def test_without_a_session_forward_and_head_equal_whole(tiny: Made, name: str) -> None:
     folder, model = tiny(name)
