@@ -14,6 +14,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.model]
 
 PARIS = 7042
 ANSWER = 16
+STORY = (
+    " Paris, a city on the Seine. Its museums hold paintings from many centuries, and its bridges are older than most of the"
+    " houses beside them. A lighthouse keeper writes down the weather every evening before he climbs the stairs, and when the"
+    " wind turns he counts the ships that come in, one after another, until the last of them has made fast. Nobody has asked"
+    " him to do that."
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +31,15 @@ def plain(smollm2: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16).eval()
 
 
-@pytest.fixture(scope="module")
-def capital(smollm2: Path) -> torch.Tensor:
+def _ids(smollm2: Path, text: str) -> torch.Tensor:
     from tokenizers import Tokenizer
 
-    return torch.tensor(Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode("The capital of France is").ids)
+    return torch.tensor(Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode(text).ids)
+
+
+@pytest.fixture(scope="module")
+def capital(smollm2: Path) -> torch.Tensor:
+    return _ids(smollm2, "The capital of France is")
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +111,16 @@ def test_c33_lengths_in_one_batch_do_not_mix(smollm2: Path) -> None:
 
 
 def test_int8_stays_near(smollm2: Path, plain: Any, capital: torch.Tensor) -> None:
+    """Over a text: any single row moves by half a per cent with where else it is rounded, their mean by a hundredth of that."""
     chain = Chain.cut(smollm2, [0, 15, 30], dtype="int8")
+    text = torch.cat([capital, _ids(smollm2, STORY)])
     with torch.inference_mode():
-        expected = plain(capital[None]).logits[0].float()
-    got = chain.step(Share(chain.session(len(capital)), 0, capital))[0]
-    assert int(got[-1].argmax()) == PARIS
-    # one row of five, and where else it is rounded moves that by half a per cent: the mean of 133 is 0.9987 either way
-    assert torch.nn.functional.cosine_similarity(got, expected).min() > 0.98
+        expected = plain(text[None]).logits[0].float()
+    got = chain.step(Share(chain.session(len(text)), 0, text))[0]
+    assert int(got[len(capital) - 1].argmax()) == PARIS
+    near = torch.nn.functional.cosine_similarity(got, expected)
+    assert near.mean() > 0.9975
+    assert near.min() > 0.98
 
 
 def test_weights_are_pages_of_the_file(smollm2: Path) -> None:
