@@ -181,7 +181,15 @@ class _StreamWriter:
 
 
 async def take_over(app: App, peer: NodeId, message: Message, stream: Stream) -> None:
-    """Answer a request that ``peer`` passed on. Cancelled when the peer leaves."""
+    """Answer a request that ``peer`` passed on. Cancelled when the peer leaves; raises MeshdError when that is found out by
+    sending to it."""
+    try:
+        await _answer(app, peer, message, stream)
+    except ExceptionGroup as group:  # of the nursery; for a peer that is gone nobody looks for a fault here
+        raise leaf_error(group) or group from None
+
+
+async def _answer(app: App, peer: NodeId, message: Message, stream: Stream) -> None:
     writer = _StreamWriter(stream)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when_left, stream, nursery.cancel_scope)

@@ -17,7 +17,7 @@ from meshd.api.http import HttpServer, listen
 from meshd.api.message import Headers, Request
 from meshd.directory import Directory
 from meshd.errors import Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError, StageUnavailable, WrongPeer
-from meshd.links.wire import Link
+from meshd.links.wire import Link, Message, Stream
 from meshd.node.pass_on import Passer, entries, take_over
 from meshd.vocabulary import Endpoint, LayerRange, NodeId
 from tests.api.rig import Rig, member
@@ -218,6 +218,23 @@ def test_what_the_entry_says_of_its_own_failure_is_passed_on_whole() -> None:
     (*_, tokens, last) = [json.loads(event) for event in re.findall(rb"data: (.*)\n\n", answer)]
     assert "tokens" in tokens
     assert last["error"]["missing"] == [[15, 30]]
+
+
+class Gone:
+    """A stream whose other end went as the answer began."""
+
+    async def send(self, _message: Message) -> None:
+        raise LinkLost("reset")
+
+    async def receive(self) -> Message | None:
+        await trio.sleep_forever()
+
+
+def test_that_the_asked_node_is_gone_is_no_fault_of_the_entry() -> None:
+    head = {"method": "POST", "path": "/chain", "id": "r1", "tenant": "", "headers": {}}
+    asked = Message("http", head, b'{"prompt": "hi", "max_tokens": 9, "stream": true}')
+    with pytest.raises(LinkLost):
+        trio.run(take_over, App(Rig(FakeChain(IDS)).node()), N1, asked, cast(Stream, Gone()))
 
 
 def over_http(
