@@ -79,6 +79,8 @@ class Passer:
                     left.append(entry)
         if busy is not None:  # tells when to come again
             raise busy
+        if isinstance(last, PeerError):
+            raise NotReady(f"this node lets another entry answer, and that one did not: {last.message}")
         raise NotReady(last.message if last else "no node of this room can take requests for this model now")
 
 

@@ -75,7 +75,7 @@ def test_what_a_peer_did_is_not_the_clients_affair(problem: PeerError) -> None:
     passer = Passer(links, lambda: room)  # type: ignore[arg-type]  # only `get` is used
 
     async def main() -> None:
-        with pytest.raises(NotReady, match=problem.message):
+        with pytest.raises(NotReady, match=f"another entry answer, and that one did not: {problem.message}"):
             await passer(Request("POST", "/chain", body=b"{}"), Client(), digest="", deadline_s=None)
 
     trio.run(main)
