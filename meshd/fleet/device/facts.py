@@ -68,13 +68,18 @@ def _hash(text: str) -> str:
 def _macs() -> list[str]:
     """What the makers of this machine's interfaces wrote into them. An address that a program chose (a bridge's, a randomised one
     of Wi-Fi) says nothing of the machine, and may be on its disk."""
-    found = set()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    found: set[bytes] = set()
+    with contextlib.suppress(OSError):  # Android tells nobody
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # another system than Linux, or an interface without any
-                raw = fcntl.ioctl(asked, _SIOCGIFHWADDR, struct.pack("256s", name.encode()[:15]))
-                found.add(raw[18:24])
+            found |= _hardware_address(name)
     return sorted(mac.hex(":") for mac in found if any(mac) and not mac[0] & 0b11)
+
+
+def _hardware_address(interface: str) -> set[bytes]:
+    """Of one interface, if it has any and this system is Linux."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        return {fcntl.ioctl(asked, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()[:15]))[18:24]}
+    return set()
 
 
 def _ram_bytes() -> int:
