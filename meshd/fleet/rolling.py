@@ -7,7 +7,10 @@ from typing import Any, Final
 from meshd.fleet.ssh import DeviceFailed
 from meshd.fleet.work import Fleet, Worker, came_up, until
 
-REDUNDANCY_S: Final = 90.0  # a room that is moving layers around settles within this; one that never will is said
+REDUNDANCY_S: Final = 240.0
+"""A room that is moving layers around settles within this; one that never will is said. A node stays on a range for two minutes
+before it looks for a thinner one, and each restart before this one began that anew."""
+
 DRAIN_S: Final = 60
 
 

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshd.election.settings import Settings
 from meshd.errors import LocalError, UsageError
 from meshd.fleet import agent
 from meshd.fleet.clones import Disk, clones, moved
 from meshd.fleet.hosts import Device
 from meshd.fleet.ledger import Entry, Ledger
-from meshd.fleet.rolling import alone_with
+from meshd.fleet.rolling import REDUNDANCY_S, alone_with
 from meshd.fleet.rotate import barred_id, rings
 from meshd.fleet.wheels import ROOT, Cargo, find, fits
 from meshd.fleet.work import has_place
@@ -68,6 +69,12 @@ def test_a_node_is_barred_by_any_of_its_names(tmp_path: Path) -> None:
     for word in ("three", "nobody"):
         with pytest.raises(UsageError, match=word):
             barred_id(ledger, word)
+
+
+def test_a_room_whose_nodes_have_all_just_been_restarted_is_given_time_to_move() -> None:
+    election = Settings()
+    looks_again_s = 1.25 * election.move_every_s + election.claim_s + election.hold_answer_s
+    assert election.cool_down_s + looks_again_s + 60 <= REDUNDANCY_S  # to fetch and load
 
 
 @pytest.mark.parametrize(
