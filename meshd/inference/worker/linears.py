@@ -122,10 +122,13 @@ def straighten(root: nn.Module) -> None:
 
 
 def routers(root: nn.Module) -> Iterator[nn.Module]:
-    """Modules that choose experts with a weight of their own, without a linear: leaves with a matrix called ``weight``."""
+    """Modules that choose experts with a weight of their own, without a linear: leaves with a matrix called ``weight`` that are
+    no norms (which have one row of weights for each head)."""
     for module in root.modules():
         matrix = module._parameters.get("weight")
-        known = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd)
+        known = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd) or any(
+            hasattr(module, epsilon) for epsilon in ("variance_epsilon", "eps")
+        )
         if matrix is not None and matrix.dim() == 2 and not known and not any(True for _ in module.children()):
             yield module
 

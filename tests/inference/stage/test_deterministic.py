@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from meshd.inference.worker import arithmetic, attention, linears
 from meshd.inference.worker.kv import PackedState
 from meshd.inference.worker.stage import Stage
 from meshd.vocabulary import LayerRange
-from tests.inference.stage.chain import Chain, Session, Share, some_ids
-from tests.inference.stage.checkpoints import VOCABULARY
+from tests.inference.stage.chain import Chain, Session, Share, some_ids, whole
+from tests.inference.stage.checkpoints import VOCABULARY, reference
 from tests.inference.stage.conftest import Made
 
 pytestmark = pytest.mark.torch
@@ -108,6 +109,15 @@ def test_the_trial_notices_attention_that_depends_on_company(tiny: Made, monkeyp
     stage = Stage(folder, LayerRange(0, 2))
     assert not stage.deterministic
     assert any("deterministic arithmetic is off" in warning for warning in stage.warnings)
+
+
+def test_norms_with_a_row_of_weights_for_each_head_are_no_routers(tmp_path: Path) -> None:
+    model = reference("cohere", tmp_path, torch.bfloat16, use_qk_norm=True)
+    stage = Stage(tmp_path, LayerRange(0, 4))
+    assert stage.deterministic, stage.warnings
+    ids = some_ids(60, VOCABULARY)
+    chain = Chain([stage])
+    torch.testing.assert_close(chain.walk(chain.session(60), ids, [60]), whole(model, ids), atol=0.05, rtol=0)
 
 
 class Unsteady(linears.Int8Linear):
