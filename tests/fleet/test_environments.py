@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,18 @@ def test_the_environment_that_a_daemon_runs_in_stays(monkeypatch: pytest.MonkeyP
             environments.switch(stamp)
         daemon.communicate(b"\n", timeout=60)
     assert sorted(path.name for path in places.environments().iterdir()) == ["1-a", "1-b", "1-c"]
+
+
+def test_a_build_whose_asker_was_cut_off_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(environments, "must", lambda *_words, **_more: pytest.fail("it is being built already"))
+    request = {"stamp": "1-a", "wheel": "w", "engine": False, "system_site_packages": False}
+    places.home().mkdir()
+    with ThreadPoolExecutor(1) as pool, (places.home() / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the first build does
+        second = pool.submit(environments.build, request, io.BytesIO())
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.3)
+        places.write_whole(places.environments() / "1-a" / environments.COMPLETE, '{"version": "1"}')
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert second.result(timeout=60) == {"version": "1"}

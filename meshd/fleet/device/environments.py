@@ -6,6 +6,7 @@ a way back. It is built in its final place, because scripts in it name that plac
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import sys
@@ -34,7 +35,16 @@ def described(stamp: str) -> dict[str, Any] | None:
 
 
 def build(request: dict[str, Any], wheels: BinaryIO) -> dict[str, Any]:
-    """Install what ``wheels`` (a tar) and the network hold. Without torch it is an entry, and the answer says why."""
+    """Install what ``wheels`` (a tar) and the network hold. Without torch it is an entry, and the answer says why.
+
+    One at a time: a build goes on when whoever asked for it is gone, and who asks again waits for it and finds it done."""
+    places.home().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (places.home() / "building").open("w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _built(request, wheels)
+
+
+def _built(request: dict[str, Any], wheels: BinaryIO) -> dict[str, Any]:
     place = places.environments() / request["stamp"]
     if (found := described(request["stamp"])) is not None:
         return found
