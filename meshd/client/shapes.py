@@ -99,7 +99,7 @@ DOCUMENTS: Final[Mapping[str, Any]] = {
 ANSWER: Final = {
     "tokens": [int],
     "text": str,
-    "route": [{"name": str, "layers": RANGE}],
+    "route": [{"name": str, "layers": RANGE, "compute_ms": (_NUMBER, ABSENT)}],
     "routing": {"mode": str},
     "recoveries": [{**dict.fromkeys(("from", "to", "reason"), str), "stall_ms": _NUMBER}],
     "timings": {"tokens_per_s": _NUMBER},

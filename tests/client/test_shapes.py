@@ -48,3 +48,5 @@ def test_whatever_a_node_says_fits() -> None:
         half = copy.deepcopy(whole)
         del half[key]
         assert event_misfit(half) == f"{key} is missing"
+    whole["route"][0]["compute_ms"] = "fast"
+    assert event_misfit(whole) == 'route[0].compute_ms is "fast"'
