@@ -9,6 +9,7 @@ blocks of that many keep a row's bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,26 @@ from transformers.pytorch_utils import Conv1D
 
 from meshd.errors import ModelRefused
 
+_INT8_GRAIN = 16  # inputs at a time: at other widths the kernel reads beyond its operands and ends the process (measured)
 UNLIMITED = 1 << 30  # rows at a time, where nothing asks for blocks
 Swap = Callable[[nn.Linear], nn.Module | None]
 
 # Linears that choose experts: small, and a choice must not be coarsened by int8.
 CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFacts:
+    """Stands for a weight that a drop-in no longer has: some modules ask it for its dtype. Computing with it raises; with a
+    tensor that has no memory it would not, and give whatever lay there."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> WeightFacts:
+        return cls(weight.dtype, weight.device, weight.shape)
 
 
 class RowBlocks(nn.Module):
@@ -52,7 +68,7 @@ class PrepackedLinear(RowBlocks):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), 1)
-        self.weight = linear.weight.detach().to("meta")  # some modules ask it for its dtype
+        self.weight = WeightFacts.of(linear.weight)
         self.nbytes = linear.weight.nbytes
         self.rows = UNLIMITED
 
@@ -73,7 +89,9 @@ class Int8Linear(RowBlocks):
         # cent (measured: 95.2 % instead of 94.4 % of greedy choices as in bf16).
         scales = (weight.abs().amax(1) / 127).clamp_min(1e-12).to(linear.weight.dtype)
         quantised = (weight / scales.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.weight = linear.weight.detach().to("meta")  # some modules ask it for its dtype
+        self.weight = WeightFacts.of(linear.weight)
+        self.missing = -linear.in_features % _INT8_GRAIN
+        quantised = functional.pad(quantised, (0, self.missing))
         self.register_buffer("quantised", quantised, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.nbytes = quantised.nbytes
@@ -81,6 +99,8 @@ class Int8Linear(RowBlocks):
 
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
+        if self.missing:
+            flat = functional.pad(flat, (0, self.missing))
         out = torch._weight_int8pack_mm(flat, self.quantised, self.scales)
         return out if self.bias is None else out + self.bias
 

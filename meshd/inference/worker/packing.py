@@ -37,6 +37,7 @@ _OUTLIERS: Final = 0.1  # in reduced precision noise may send a few rows to othe
 # Whatever an architecture's code raises when it is cut, or is given a cache that it does not know.
 _FOREIGN: Final = (RuntimeError, LookupError, TypeError, AttributeError, ValueError, AssertionError)
 _TRIAL_ROWS: Final = 40
+_FEW_ROWS: Final = 8
 _ANSWERED: Final = 5  # one in so many of the rows of a trial uses row arithmetic
 _TRIAL_WINDOW: Final = 12
 _TRIAL_SCALE: Final = 1 / 8  # small beside what layers add: they norm what enters, so that does not shrink with it
@@ -123,6 +124,27 @@ def agrees(passes: Passes, run: Chunks) -> bool:
     wrong = (error > tolerance * moved.norm(dim=-1) + rounding + 1e-6) | ~error.isfinite()
     allowed = 0 if skeleton.torch_dtype == torch.float32 else _OUTLIERS * total
     return int(wrong.sum()) <= allowed
+
+
+def sample_output(passes: Passes) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What the loaded layers make of a few rows, and what enters them; None where they cannot be run. Leaves the focus on the
+    rows' range."""
+    skeleton = passes.skeleton
+    rows = sample_rows(skeleton, skeleton.at_most(_FEW_ROWS))
+    passes.count_as(len(rows))
+    try:
+        entered = passes.embed(rows) if skeleton.first else rows
+        made = passes.residual(sample_range(skeleton), rows, torch.arange(len(rows))[None], None)
+    except _FOREIGN:
+        return None
+    return made.float(), entered.float()
+
+
+def near(skeleton: Skeleton, got: torch.Tensor, expected: torch.Tensor, entered: torch.Tensor) -> bool:
+    """True if layers made ``got`` of what ``entered`` where they made ``expected`` before, but for rounding."""
+    tolerance = _INT8_TOLERANCE if skeleton.dtype == "int8" else _TOLERANCE[skeleton.torch_dtype]
+    rounding = torch.finfo(skeleton.torch_dtype).eps / 2 * expected.norm()
+    return bool((got - expected).norm() <= tolerance * (expected - entered).norm() + rounding)  # not for NaN either
 
 
 @contextmanager

@@ -342,7 +342,29 @@ class Stage:
             return "plain"
         if self.packs and self._fuse(make):
             return f"{fused.ARITHMETIC} {path}"
-        return path if linears.swap(model, make) else "plain"
+        swapped = linears.swap(model, make) > 0 if self.packs else self._swap_checked(make)
+        return path if swapped else "plain"
+
+    def _swap_checked(self, make: linears.Swap) -> bool:
+        """True if faster linears run. Some architectures use a linear's weights without calling it (Mamba its step's), and the
+        drop-ins have none: there the plain ones stay."""
+        skeleton, passes = self._skeleton, self._passes
+        before = packing.sample_output(passes)
+        passes.focus(self.layers)
+        plain = list(linears.linears(skeleton.model))
+        made = linears.swap(skeleton.model, make)
+        after = packing.sample_output(passes)
+        passes.focus(self.layers)
+        right = before is not None and after is not None and packing.near(skeleton, after[0], *before)
+        if made and not right:
+            kind = skeleton.config.model_type
+            if self.dtype == "int8":
+                raise ModelRefused(f"{kind} does not compute the same with int8 weights; use bf16")
+            for owner, name, child in plain:
+                setattr(owner, name, child)
+            self.warnings.append(f"{kind} does not compute the same with prepacked weights; they are off")
+            return False
+        return made > 0
 
     def _count_private(self) -> int:
         """Bytes of weights that are not pages of the checkpoint's files."""

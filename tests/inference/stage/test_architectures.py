@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from meshd.errors import ModelRefused
 from tests.inference.stage.chain import Chain, Share, some_ids, whole
 from tests.inference.stage.checkpoints import PACKED, SINGLE, VOCABULARY
 from tests.inference.stage.conftest import Made
@@ -71,6 +72,19 @@ def test_a_part_of_what_is_held_can_be_run(tiny: Made, name: str) -> None:
     expected = whole(model, ids)
     torch.testing.assert_close(torch.cat([first, last]), expected, atol=CLOSE, rtol=0)
     torch.testing.assert_close(between, expected, atol=CLOSE, rtol=0)
+
+
+def test_weights_that_are_used_without_their_linear_stay(tiny: Made) -> None:
+    folder, model = tiny("mamba", torch.bfloat16)
+    chain = Chain.cut(folder, [0, 2, 4])
+    assert all("prepacked weights" in stage.warnings[-2] for stage in chain.stages)
+    ids = some_ids(20, VOCABULARY)
+    got = chain.walk(chain.session(20), ids, [20])
+    assert (got - whole(model, ids)).norm() / whole(model, ids).norm() < 0.02
+    with pytest.raises(ModelRefused, match="use bf16"):
+        Chain.cut(folder, [0, 4], dtype="int8")
+    prepacked, _ = tiny("bloom", torch.bfloat16)
+    assert Chain.cut(prepacked, [0, 4]).stages[0].private_bytes > 0
 
 
 @pytest.mark.parametrize("name", ["bloom", "lfm2", "mamba"])

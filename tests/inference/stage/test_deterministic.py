@@ -120,6 +120,17 @@ def test_norms_with_a_row_of_weights_for_each_head_are_no_routers(tmp_path: Path
     torch.testing.assert_close(chain.walk(chain.session(60), ids, [60]), whole(model, ids), atol=0.05, rtol=0)
 
 
+@pytest.mark.parametrize("inputs", [4, 20, 48])
+def test_int8_weights_of_any_width(inputs: int) -> None:
+    """torch's kernel ends the process where the width is no multiple of 16."""
+    plain = torch.nn.Linear(inputs, 24, dtype=torch.bfloat16)
+    x = torch.randn(5, inputs).to(torch.bfloat16)
+    with torch.inference_mode():
+        small = linears.quantise(plain)
+        assert small is not None
+        torch.testing.assert_close(small(x), plain(x), atol=0.05, rtol=0.05)
+
+
 class Unsteady(linears.Int8Linear):
     """Sums in another order from 33 rows on."""
 
