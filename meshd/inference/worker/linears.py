@@ -19,7 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from meshd.errors import ModelRefused
 
-_INT8_GRAIN = 16  # inputs at a time: at other widths the kernel reads beyond its operands and ends the process (measured)
+# Inputs at a time: at other widths the kernel reads beyond its operands and ends the process (measured).
+_INT8_GRAIN = 16
 UNLIMITED = 1 << 30  # rows at a time, where nothing asks for blocks
 Swap = Callable[[nn.Linear], nn.Module | None]
 
