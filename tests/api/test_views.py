@@ -166,7 +166,8 @@ def test_the_documents_over_http() -> None:
         assert http.get("/mesh/peers").json()["peers"][0]["name"] == "n2"
         assert http.get("/mesh/model").json()["hidden_size"] == 4
         status = http.get("/status").json()
-        assert http.get("/v1/routing", params={"model": "m"}).json()["models"] == {"m": {}}
+        arms = http.get("/v1/routing", params={"model": "m"}).json()["models"]
+        assert arms == {"m": {"epoch": 0, "candidates": []}}
         assert http.get("/metrics").headers["content-type"].startswith("text/plain")
         rig.directory = room(member(node(1), "n1", (0, 15)))
         gone = http.get("/readyz")
