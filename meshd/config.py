@@ -283,7 +283,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     for key, option in _FIELDS.items():
         text = option.metadata["help"]
-        if option.default not in (None, (), "", False, True) and "(default" not in text:
+        plain = option.default is None or option.default in ((), "") or isinstance(option.default, bool)
+        if not plain and "(default" not in text:
             text += f" (default: {option.default})"
         if key in _SWITCHES:
             on_off = f" (default: {'on' if option.default else 'off'})"

@@ -153,6 +153,13 @@ def test_insecure_lan_opens_other_addresses_without_a_key(env: dict[str, str]) -
     assert load(["--insecure-lan", "--http", "0.0.0.0:80"], env).http == Endpoint("0.0.0.0", 80)
 
 
+def test_help_tells_a_default_of_one_too(capsys: pytest.CaptureFixture[str], env: dict[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        load(["--help"], env)
+    about = capsys.readouterr().out.split("  --route-weight-alpha ")[1].split("\n  --")[0]
+    assert "(default: 1.0)" in about
+
+
 def test_every_setting_has_a_flag_and_a_help_line(capsys: pytest.CaptureFixture[str], env: dict[str, str]) -> None:
     with pytest.raises(SystemExit):
         load(["--help"], env)
