@@ -96,6 +96,7 @@ class Device:
         self._over = trio.Event()
         self._over.set()
         self._leave = trio.Event()
+        self._told = False
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -129,6 +130,7 @@ class Device:
         self.since, self.off = trio.current_time(), False
         self._epoch += 1
         self._scope, self._over, self._leave = trio.CancelScope(), trio.Event(), trio.Event()
+        self._told = False
         identity = Identity(self._key, self._epoch, self._rng.randbytes(8))
         self.home.mkdir(parents=True, exist_ok=True)
         config = load([*self._flags, "--state-dir", str(self.home)], {})
@@ -157,10 +159,10 @@ class Device:
 
     async def told_to_stop(self) -> None:
         """`meshd.daemon`'s wait for a signal."""
-        event = self._leave
-        if event.is_set():
+        if self._told:
             await trio.sleep_forever()  # a second signal never comes
-        await event.wait()
+        await self._leave.wait()  # it may have come before the daemon waited for it
+        self._told = True
 
     async def run_in(self, work: Callable[[Daemon], Awaitable[None]]) -> None:
         """Work of the daemon's own for somebody outside (a request that came in). Ends with the daemon, if not before."""
