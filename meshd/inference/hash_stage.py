@@ -207,7 +207,7 @@ class HashSessions:
         return b"".join(state.log[start:end])
 
     def drop(self, session: SessionId) -> None:
-        """Forget a session that has ended, in every range, and keep the beginning of its prompt."""
+        """Forget a session that has ended, in every range, and keep its prompt."""
         for key in [key for key in self._states if key[0] == session]:
             state, chain = self._states[key], self._prompts.get(key, Chain())
             self._forget(key)

@@ -56,7 +56,7 @@ def chain_of(facts: tuple[str, ...], ids: bytes) -> Chain:
 
 
 def usable_tokens(ids: bytes) -> int:
-    """How many positions may come from a cache: the last id's row must be computed, for it draws the first token."""
+    """How many positions need not be sent: the last id's row is, for it draws the first token."""
     return max(0, len(ids) // ID_BYTES - 1)
 
 

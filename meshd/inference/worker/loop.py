@@ -216,7 +216,7 @@ class Loop:
         rows = self._rows(run.layers, run.rows, run.n)
         if (known := self._known(run, rows)) is not None:
             running = self._runs[call.stream] = _Running(run, rows, call.arrived)
-            self._put_out(running, known, 1, run.start + 1)
+            self._put_out(running, known, run.start + 1)
             self._answer(call.stream, running)
             return
         self._batcher.offer(call.stream, run.session, start=run.start, n=run.n, emit=run.emit, size_bytes=len(run.rows))
@@ -227,8 +227,9 @@ class Loop:
     def _known(self, run: Run, rows: torch.Tensor) -> torch.Tensor | None:
         """What comes out of the row of ``run``, if it ends a prompt that was computed before and is the same, bit for bit."""
         last = self._sessions.recall(run.session, run.layers, run.start) if run.n == run.emit == 1 else None
-        same = last is not None and last.drawn == (run.sampling is not None) and torch.equal(last.row, rows)
-        return last.output if last is not None and same else None
+        if last is None or last.drawn != (run.sampling is not None) or not torch.equal(last.row, rows):
+            return None
+        return last.output
 
     def _rows(self, layers: LayerRange, body: bytes, n: int) -> torch.Tensor:
         if layers.start == 0:
@@ -360,17 +361,17 @@ class Loop:
         if piece.emit:
             row = running.rows[end - 1 : end]
             self._sessions.remember(run.session, run.start + end - 1, lambda: _last_row(row, output[-1:], run))
-        self._put_out(running, output, piece.emit, run.start + end)
+            self._put_out(running, output, run.start + end)
         if piece.last:
             self._answer(piece.tag, running)
 
-    def _put_out(self, running: _Running, output: torch.Tensor, emit: int, end: int) -> None:
-        """``output`` are the ``emit`` rows before position ``end``."""
+    def _put_out(self, running: _Running, output: torch.Tensor, end: int) -> None:
+        """``output`` are the rows before position ``end``."""
         run = running.run
-        if emit and run.sampling is not None:
+        if run.sampling is not None:
             history = (*run.history, *(choice.token for choice in running.choices))
-            running.choices += draw(output, end - emit + 1, run.sampling, history)
-        elif emit:
+            running.choices += draw(output, end - len(output) + 1, run.sampling, history)
+        else:
             running.emitted.append(output)
 
     def _answer(self, stream: int, running: _Running) -> None:

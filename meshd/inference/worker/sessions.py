@@ -150,10 +150,10 @@ class Sessions(Generic[StateT]):
 
     def recall(self, session: SessionId, layers: LayerRange, position: int) -> LastRow | None:
         """What is known to come out of ``position``, which is the last of the session's prompt and computed."""
-        found = self.get(session, layers)
-        chain = self._prompts.get(session)
-        known = found is not None and chain is not None and position + 1 == chain.tokens <= found.state.have
-        return found.last if found is not None and known else None
+        found, chain = self.get(session, layers), self._prompts.get(session)
+        if found is None or chain is None or not position + 1 == chain.tokens <= found.state.have:
+            return None
+        return found.last
 
     def remember(self, session: SessionId, position: int, last: Callable[[], LastRow]) -> None:
         """``position`` is computed; what came out of it is asked for if the prompt ends there and will be kept."""
