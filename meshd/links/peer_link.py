@@ -252,9 +252,8 @@ class PeerLink:
                 await self._hurry.park()
             now = trio.current_time()
             self._bear(min(interval_s, now - asked_at), watched=watched)
-            if (
-                self._watchers and now - asked_at < 2 * interval_s and self.stuck(now)
-            ):  # not after a pause of this process
+            paused = now - asked_at >= 2 * interval_s  # this process: what came meanwhile is not read yet
+            if self._watchers and not paused and self.stuck(now):
                 self.when_stuck()
 
     def _bear(self, silence_s: float, *, watched: bool) -> None:

@@ -20,17 +20,18 @@ from typing import Any, Final
 import trio
 
 from meshd.api.app import App
+from meshd.api.chain_api import MAX_DEADLINE_MS
 from meshd.api.message import Headers, Request, Response, Writer, error_response, leaf_error
 from meshd.api.sse import send_error
 from meshd.chain.evidence import SILENCE_S
 from meshd.chain.session import PAUSED_S
 from meshd.directory import Directory, Member
 from meshd.errors import BadFrame, Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError
+from meshd.links.fields import integer_untrusted
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import NodeId
 
 KIND: Final = "http"
-MAX_WAITED_S: Final = 24 * 3600.0
 LATE_S: Final = 0.25  # the entry's own word that the time is over may still come
 _FORWARDED: Final = (
     "content-type",
@@ -235,9 +236,6 @@ def _request_untrusted(message: Message, peer: NodeId) -> Request:
     headers = head.get("headers")
     if not all(isinstance(text, str) for text in texts.values()) or not isinstance(headers, dict):
         raise BadFrame("a passed-on request that is not one")
-    waited_ms = head.get("waited_ms", 0)
-    if not isinstance(waited_ms, int) or not 0 <= waited_ms <= MAX_WAITED_S * 1000:
-        raise BadFrame("a passed-on request that waited for no length of time")
     return Request(
         method=str(texts["method"]),
         path=str(texts["path"]),
@@ -247,5 +245,5 @@ def _request_untrusted(message: Message, peer: NodeId) -> Request:
         request_id=str(texts["id"]),
         tenant=str(texts["tenant"]),
         passed_on=True,
-        waited_s=waited_ms / 1000,
+        waited_s=integer_untrusted(head, "waited_ms", 0, MAX_DEADLINE_MS, default=0) / 1000,
     )
