@@ -6,7 +6,7 @@ the hardware addresses that its makers gave its interfaces are on no disk. Where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.fleet.hosts import Device
@@ -26,28 +26,19 @@ def clones(found: Mapping[Device, Disk], known: Sequence[Entry]) -> dict[Device,
 
     Whom the ledger knows with that key keeps it; among new devices the first does.
     """
-    owners = {entry.identity: (entry.device, entry.macs) for entry in reversed(known) if entry.identity}
-    copies = {}
-    for device, disk in found.items():
-        if not disk.identity:
-            continue
-        owner, macs = owners.setdefault(disk.identity, (device, disk.macs))
-        if owner.where != device.where and not _one_machine(disk.macs, macs):
-            copies[device] = str(owner)
-    return copies
+    return {device: str(owner) for device, owner, same in _held_elsewhere(found, known) if not same}
 
 
 def moved(found: Mapping[Device, Disk], known: Sequence[Entry]) -> dict[Device, Device]:
     """Devices that are known under another name or address, and under which."""
+    return {device: owner for device, owner, same in _held_elsewhere(found, known) if same}
+
+
+def _held_elsewhere(found: Mapping[Device, Disk], known: Sequence[Entry]) -> Iterator[tuple[Device, Device, bool]]:
+    """Devices whose key another one holds already, which, and whether both are one machine."""
     owners = {entry.identity: (entry.device, entry.macs) for entry in reversed(known) if entry.identity}
-    same = {}
     for device, disk in found.items():
         if disk.identity:
             owner, macs = owners.setdefault(disk.identity, (device, disk.macs))
-            if owner.where != device.where and _one_machine(disk.macs, macs):
-                same[device] = owner
-    return same
-
-
-def _one_machine(some: Sequence[str], others: Sequence[str]) -> bool:
-    return bool(set(some) & set(others))
+            if owner.where != device.where:
+                yield device, owner, bool(set(disk.macs) & set(macs))
