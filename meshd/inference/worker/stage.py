@@ -268,16 +268,16 @@ class Stage:
             residual = self._single_residual(layers, item.start, item.rows, cache)
             item.state.log(item.start, residual)
             return residual[quiet:]
-        if not item.emit:
-            self._single_residual(layers, item.start, item.rows, cache)
-            return self._nothing(head)
         parts = []
         for piece in self._pieces(item.start, item.n):
-            keep = torch.arange(max(piece.start, quiet), piece.stop) - piece.start
             positions = torch.arange(item.start + piece.start, item.start + piece.stop)[None]
-            parts.append(self._passes.logits(layers, item.rows[piece], positions, cache, keep).float())
+            if piece.stop <= quiet:  # nothing of it is asked for
+                self._passes.residual(layers, item.rows[piece], positions, cache)
+            else:
+                keep = torch.arange(max(piece.start, quiet), piece.stop) - piece.start
+                parts.append(self._passes.logits(layers, item.rows[piece], positions, cache, keep).float())
             cache.seen = item.start + piece.stop
-        return torch.cat(parts)
+        return torch.cat(parts) if parts else self._nothing(head)
 
     def _single_residual(self, layers: LayerRange, start: int, rows: torch.Tensor, cache: StageCache) -> torch.Tensor:
         parts = []

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from meshd.errors import ModelRefused
+from meshd.inference.worker.stage import Item, Stage
+from meshd.vocabulary import LayerRange
 from tests.inference.stage.chain import Chain, Share, some_ids, whole
 from tests.inference.stage.checkpoints import PACKED, SINGLE, VOCABULARY
 from tests.inference.stage.conftest import Made
@@ -55,9 +57,6 @@ def test_company_and_rewinding_change_nothing(tiny: Made, name: str) -> None:
 @pytest.mark.parametrize("name", ["gemma2", "granite", "gpt2", "smollm3", "bloom", "gpt_neo", "lfm2"])
 def test_a_part_of_what_is_held_can_be_run(tiny: Made, name: str) -> None:
     """A session may use 1..3 of a stage that holds 0..4, beside sessions that use all of it."""
-    from meshd.inference.worker.stage import Stage
-    from meshd.vocabulary import LayerRange
-
     folder, model = tiny(name)
     stage = Stage(folder, LayerRange(0, 4))
     ids = some_ids(TOTAL, VOCABULARY, 5)
@@ -105,6 +104,19 @@ def test_a_step_that_broke_off_leaves_nothing_behind(tiny: Made, name: str) -> N
 
     got = chain.walk(session, ids, [PROMPT, 1, 5])
     torch.testing.assert_close(got, whole(model, ids), atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gemma", "lfm2", "mamba"])
+def test_a_prompts_later_chunks_may_be_asked_for_less_than_all_rows(tiny: Made, name: str) -> None:
+    """As a prompt in chunks is: nothing of the first ones, and the last row of the last."""
+    folder, model = tiny(name)
+    stage = Stage(folder, LayerRange(0, 4))
+    ids = some_ids(PROMPT, VOCABULARY)
+    state = stage.state()
+    for start, end, emit in ((0, 8, 0), (8, 16, 0), (16, PROMPT, 2)):
+        (rows,) = stage.step(stage.layers, [Item(state, start, end - start, emit, PROMPT, ids[start:end])])
+        assert len(rows) == emit
+    torch.testing.assert_close(rows, whole(model, ids)[-2:], atol=CLOSE, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["gemma", "granite", "gpt2", "opt_projected", "cohere2", "deepseek_v3"])
