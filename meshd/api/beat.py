@@ -1,10 +1,10 @@
 """Signs of life in a stream that has nothing to say yet: comments, for clients that ask for them (``X-Mesh-Beat``).
 
 An entry whose device hangs looks to its client like one that computes. A client with another entry to go to must tell the two
-apart within seconds, so it asks to be sent something every `BEAT_S`: then silence means that the entry is gone. The status line
-waits for the first token as long as that comes within `START_S`; after that the stream starts without one, and what fails is
-told in an event. An entry that hears nobody gives no sign: what it sends may still arrive, but no answer will come of it, and its
-client had better go on at another. Clients that do not ask see no comment, and every failure before the first token as a status.
+apart within a second, so it asks to be sent something every `BEAT_S`: then silence means that the entry is gone. The status line
+waits no longer for the first token than any other sign does; what fails after that is told in an event. An entry that hears
+nobody gives no sign: what it sends may still arrive, but no answer will come of it, and its client had better go on at another.
+Clients that do not ask see no comment, and every failure before the first token as a status.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from meshd.api.sse import KEEP_ALIVE, SSE_HEADERS
 from meshd.errors import MeshdError
 
 HEADER: Final = "x-mesh-beat"
-BEAT_S: Final = 0.5
-START_S: Final = 1.15  # longer than layers that are about to be proven are waited for
+BEAT_S: Final = 0.25
 LISTEN_S: Final = 0.1
 
 
@@ -32,7 +31,7 @@ class _Beating:
         self._writer = writer
         self._deaf = deaf
         self._lock = trio.Lock()
-        self._due = trio.current_time() + START_S
+        self._due = trio.current_time() + BEAT_S
 
     @property
     def started(self) -> bool:

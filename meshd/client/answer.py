@@ -20,8 +20,9 @@ from meshd.client.entries import Entries, NoEntry, NotMeshd, RequestFailed, docu
 from meshd.client.shapes import event_misfit
 from meshd.errors import MeshdError, NotReady
 
-SILENCE_S: Final = 1.5  # an entry that is asked to gives a sign of life every half second
+SILENCE_S: Final = 1.0  # an entry that is asked to gives a sign of life four times a second
 CONNECT_S: Final = 3.0
+LONGER: Final = 0.5  # by so much more is each further entry waited for: where all are slow, leaving them helps nobody
 AWAKE_S: Final = 1.0  # how long another entry has to say that it is there
 PAUSE_S: Final = 0.05  # when all have failed, before they are asked again
 _BEAT: Final = {"X-Mesh-Beat": "1"}
@@ -104,6 +105,7 @@ class Answer:
         self._progress = _Progress()
         self._tried: dict[int, MeshdError] = {}  # since the last token
         self._before, self._give_up = 0, now + patience.patience_s
+        self._left = 0  # entries that were lost since then
         self._heard = now
         self._todo: deque[Post | Race | Pause] = deque()
         self._racing: list[int] = []
@@ -173,7 +175,8 @@ class Answer:
         self._heard, self.listening = now, True
         if not self._several:
             return Post(self._url + "/chain", body, {}, CONNECT_S, patience.timeout_s)
-        return Post(self._url + "/chain", body, _BEAT, AWAKE_S, min(patience.timeout_s, patience.silence_s))
+        silence_s = patience.silence_s * (1.0 + LONGER * self._left)
+        return Post(self._url + "/chain", body, _BEAT, AWAKE_S, min(patience.timeout_s, silence_s))
 
     def _left_ms(self, now: float) -> int | None:
         """Of the caller's deadline, which is one for all entries together."""
@@ -189,11 +192,13 @@ class Answer:
                 return
         if len(self._progress.tokens) > self._before:
             self._before, self._give_up = len(self._progress.tokens), now + self._patience.patience_s
+            self._left = 0
             self._tried.clear()
         elif not self._several:
             self._failed = problem
             return
         self._tried[self._at] = problem
+        self._left += isinstance(problem, NoEntry)
         self._go_elsewhere(problem, now)
 
     def _go_elsewhere(self, problem: MeshdError, now: float) -> None:

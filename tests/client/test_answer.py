@@ -52,6 +52,18 @@ def test_the_first_entry_is_asked_for_signs_of_life_if_there_is_another() -> Non
     assert (alone.headers, alone.read_s) == ({}, Patience().timeout_s)
 
 
+def test_entries_that_all_seem_silent_are_waited_for_longer_until_a_token_comes() -> None:
+    """Under a load that slows every device down, leaving each in turn would never end in an answer."""
+    one, _ = answer(2)
+    waits = []
+    for event in ({}, {}, {}, {"tokens": [1]}, {}):
+        post = next(todo for _ in range(2) if isinstance(todo := one.next(0.0), Post))
+        waits.append(post.read_s)
+        hear(one, *([START, event] if event else []))
+        one.lost("timed out", 0.0)
+    assert waits == [SILENCE_S * factor for factor in (1.0, 1.5, 2.0, 2.5, 1.5)]
+
+
 def test_the_next_entry_goes_on_where_the_last_one_stopped() -> None:
     one, entries = answer(2)
     posted(one)
