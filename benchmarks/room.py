@@ -34,7 +34,7 @@ PROMPTS = tuple(
     for opening in ("Tell me of the sea.", "Count the stars:", "Once upon a time", "The keeper of the lighthouse said")
 )
 TRACED = 5  # faults, and stalls, that are printed in full
-SLOW_S = 3.0  # a stall that is longer wants an explanation
+SLOW_S, OUTAGE_SLOW_S = 3.0, 5.0  # a stall that is longer wants an explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def run_one(name: str, one: Run, seconds: float) -> None:
         rows(record, name, seconds, seed, report)
         for outcome, asked in report.faults()[:TRACED]:
             print(f"== {outcome}: {trace(report, asked, box)}", file=sys.stderr)
-        for stall, asked in report.slow(SLOW_S)[:TRACED]:
+        for stall, asked in report.slow(SLOW_S, OUTAGE_SLOW_S)[:TRACED]:
             told = trace(report, asked, box)
             print(f"== {stall.kind} stall of {stall.length_s:.1f} s at {stall.at_s:.2f}: {told}", file=sys.stderr)
     (RESULTS / f"room-{name}.svg").write_text(plot(report, title(name, one, seconds)), encoding="utf-8")

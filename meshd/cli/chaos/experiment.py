@@ -69,10 +69,12 @@ class Report:
         judged = [(self.judge(asked), asked) for asked in self.answers]
         return [(outcome, asked) for outcome, asked in judged if outcome not in (verdict.RIGHT, verdict.HONEST)]
 
-    def slow(self, over_s: float) -> list[tuple[Stall, Asked]]:
-        """Stalls of that length that no outage explains, the longest first."""
+    def slow(self, over_s: float, outage_over_s: float) -> list[tuple[Stall, Asked]]:
+        """Stalls of that length, the longest first; of those that an outage explains only the very long."""
         found = [(stall, one) for one in self.answers for stall in verdict.stalls(one, self.done, self.outages)]
-        slow = [(stall, one) for stall, one in found if stall.length_s > over_s and stall.kind != OUTAGE]
+        slow = [
+            (stall, one) for stall, one in found if stall.length_s > (outage_over_s if stall.kind == OUTAGE else over_s)
+        ]
         return sorted(slow, key=lambda pair: -pair[0].length_s)
 
     def figures(self) -> dict[str, Any]:
