@@ -4,8 +4,9 @@ Owns the engines of this node (one that serves, at most one beside it) and ``gen
 or a step for an earlier engine is never taken for this one. Which layers, and when, is the elector's decision; what
 happened is reported back to it through `Reports`.
 
-A crash is not the node's death: the layers go and come back. Loads after a crash are spaced 0.5 s, 1 s, 2 s … 30 s; an engine
-that ran for a minute starts the row again.
+A crash is not the node's death: the layers go and come back. An engine that lives but stays in one computation for two minutes
+(chunks are cut to take half a second, `batch.STALL_MS`) has crashed too: a thread that waits for ever answers every ping.
+Loads after a crash are spaced 0.5 s, 1 s, 2 s … 30 s; an engine that ran for a minute starts the row again.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import Final, Protocol
 import trio
 
 from meshd.errors import MeshdError
-from meshd.inference.engine import Engine
+from meshd.inference.engine import Engine, EngineHealth
 from meshd.vocabulary import LayerRange, Loading
 
 FIRST_PAUSE_S: Final = 0.5
 LAST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
 WATCH_S: Final = 0.1
+HANGS_S: Final = 120.0
 
 
 class Loader(Protocol):
@@ -78,6 +80,27 @@ class Held:
 
 
 OBSERVER: Final = Held("observer")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """An engine as it was seen last, and how long it has been in what it computes: only what was watched counts, since a device
+    that slept, or a daemon that was stopped, says nothing of its engine."""
+
+    engine: Engine
+    at: float
+    since: float
+    tick: int = -1
+    busy_s: float = 0.0
+
+    def see(self, health: EngineHealth, now: float) -> None:
+        busy = health.busy_ms > 0.0 and health.tick == self.tick
+        self.busy_s = self.busy_s + min(now - self.at, 2 * WATCH_S) if busy else 0.0
+        self.tick, self.at = health.tick, now
+
+    @property
+    def fault(self) -> str:
+        return f"the engine worker has been in one computation for {HANGS_S:g} s" if self.busy_s > HANGS_S else ""
 
 
 class StageKeeper:
@@ -188,20 +211,23 @@ class StageKeeper:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Notice an engine that died."""
-        since = trio.current_time()
+        """Notice an engine that died or hangs."""
+        watched: _Watched | None = None
         while True:
             await trio.sleep(WATCH_S)
-            engine = self.engine
+            engine, now = self.engine, trio.current_time()
             if engine is None:
-                since = trio.current_time()
+                watched = None
                 continue
+            if watched is None or watched.engine is not engine:
+                watched = _Watched(engine, now, since=now)
             health = engine.health()
-            if health.alive:
-                if trio.current_time() - since > STEADY_S:
+            watched.see(health, now)
+            if health.alive and not watched.fault:
+                if now - watched.since > STEADY_S:
                     self._pause_s = 0.0
                 continue
-            self._reason = health.reason or "the engine worker died"
+            self._reason = watched.fault if health.alive else health.reason or "the engine worker died"
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
             lost, reason = self._layers or engine.info.layers, self._reason
             self.engine, self._layers = self._beside, self._beside.info.layers if self._beside else None

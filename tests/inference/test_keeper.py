@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import pytest
 import trio
 import trio.testing
 
 from meshd.errors import DoesNotFit
 from meshd.inference.engine import Engine, EngineHealth
 from meshd.inference.hash_engine import HashEngine
-from meshd.inference.keeper import StageKeeper
+from meshd.inference.keeper import HANGS_S, StageKeeper
 from meshd.models.hash_model import parse_hash_model
 from meshd.vocabulary import LayerRange
 
@@ -23,9 +24,11 @@ class Mortal(HashEngine):
     """An engine that can be killed."""
 
     dead = False
+    busy_ms = 0.0
 
     def health(self) -> EngineHealth:
-        return replace(super().health(), alive=not self.dead, reason="killed" if self.dead else "")
+        health = replace(super().health(), busy_ms=self.busy_ms)
+        return replace(health, alive=False, reason="killed") if self.dead else health
 
 
 @dataclass
@@ -154,6 +157,48 @@ def test_an_engine_that_dies_is_lost_and_the_next_load_waits_a_little() -> None:
         assert keeper.generation == 2
 
     assert kept(story).said == ["loaded 0..15", "lost 0..15: killed", "loaded 0..15"]
+
+
+def test_an_engine_that_lives_but_never_ends_a_step_is_lost() -> None:
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        keeper.load(LOW)
+        await trio.sleep(1.0)
+        (engine,) = bench.started
+        engine.busy_ms = 5.0
+        await trio.sleep(HANGS_S - 1.0)
+        assert keeper.engine is engine, "slow is not dead"
+        engine._forwards += 1  # the step ends and another begins
+        await trio.sleep(HANGS_S - 1.0)
+        assert keeper.engine is engine
+        await trio.sleep(2.0)
+        assert keeper.held.state == "failed"
+        assert engine.health().alive is False, "closed"
+
+    bench = kept(story)
+    assert bench.said == [
+        "loaded 0..15",
+        f"lost 0..15: the engine worker has been in one computation for {HANGS_S:g} s",
+    ]
+
+
+def test_a_daemon_that_was_stopped_does_not_blame_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a suspend: by the clock the step has taken ten minutes, and nobody has looked on."""
+    asleep_s = 0.0
+    current_time = trio.current_time
+    monkeypatch.setattr("meshd.inference.keeper.trio.current_time", lambda: current_time() + asleep_s)
+
+    async def story(keeper: StageKeeper, bench: Bench) -> None:
+        nonlocal asleep_s
+        keeper.load(LOW)
+        await trio.sleep(1.0)
+        (engine,) = bench.started
+        engine.busy_ms = 600e3
+        await trio.sleep(1.0)
+        asleep_s = 600.0
+        await trio.sleep(1.0)
+        assert keeper.engine is engine
+
+    assert kept(story).said == ["loaded 0..15"]
 
 
 def test_dropping_what_is_being_loaded_stops_the_load() -> None:
