@@ -280,7 +280,7 @@ class LinkPool:
     ) -> PeerLink:
         """Try addresses, each with a head start over the next; the first that is greeted wins. Raises LinkLost, WrongPeer."""
         won: list[PeerLink] = []
-        failures: list[MeshdError] = []
+        failures: dict[Endpoint, MeshdError] = {}
         with trio.move_on_after(deadline_s):
             async with trio.open_nursery() as nursery:
 
@@ -288,10 +288,10 @@ class LinkPool:
                     try:
                         link = await self._greet_outbound(endpoint, expect, role)
                     except MeshdError as error:
-                        failures.append(error)
+                        failures[endpoint] = error
                     except Exception as error:  # noqa: BLE001  # what a peer says must not stop the node; logged whole
                         _log.exception("greeting %s failed", endpoint)
-                        failures.append(LinkLost(f"{endpoint}: internal error ({type(error).__name__})"))
+                        failures[endpoint] = LinkLost(f"{endpoint}: internal error ({type(error).__name__})")
                     else:
                         won.append(link)
                         nursery.cancel_scope.cancel()
@@ -304,12 +304,14 @@ class LinkPool:
                         await over.wait()
         if won:
             return won[0]
-        wrong = next((error for error in failures if isinstance(error, WrongPeer)), None)
+        wrong = next((error for error in failures.values() if isinstance(error, WrongPeer)), None)
         if wrong is not None and len(failures) == len(addresses):
             raise wrong
-        tried = ", ".join(str(endpoint) for endpoint in addresses)
-        why = "; ".join(dict.fromkeys(error.message for error in failures)) or f"no answer within {deadline_s:g} s"
-        raise LinkLost(f"no link to {expect[:8] if expect else 'the node'} at {tried}: {why}")
+        silent = [
+            f"{endpoint}: no answer within {deadline_s:g} s" for endpoint in addresses if endpoint not in failures
+        ]
+        why = "; ".join([*(error.message for error in failures.values()), *silent])
+        raise LinkLost(f"no link to {expect[:8] if expect else 'the node'}: {why}")
 
     async def _greet_outbound(self, endpoint: Endpoint, expect: NodeId | None, role: str) -> PeerLink:
         self._running()
