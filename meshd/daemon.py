@@ -340,9 +340,8 @@ class Daemon:
             nursery.start_soon(second_signal)
             self.log.emit("leaving")
             await self._drain()
-            self.server.shutdown(
-                DRAIN_S
-            )  # whoever comes now finds another entry sooner than this one would pass him on
+            # Whoever comes now finds another entry sooner than this one would pass him on.
+            self.server.shutdown(DRAIN_S)
             with trio.move_on_after(DRAIN_S):
                 while self.app.in_flight or self.chain.running:
                     await trio.sleep(0.05)

@@ -24,6 +24,7 @@ SILENCE_S: Final = 1.0  # an entry that is asked to gives a sign of life four ti
 CONNECT_S: Final = 3.0
 LONGER: Final = 0.5  # by so much more is each further entry waited for: where all are slow, leaving them helps nobody
 AWAKE_S: Final = 1.0  # how long another entry has to say that it is there
+FRESH_S: Final = 1.0  # what an entry said of the room longer ago may not be so any more
 PAUSE_S: Final = 0.05  # when all have failed, before they are asked again
 _BEAT: Final = {"X-Mesh-Beat": "1"}
 
@@ -103,7 +104,7 @@ class Answer:
         self._several = len(entries.urls) > 1
         self._at = entries.first
         self._progress = _Progress()
-        self._tried: dict[int, MeshdError] = {}  # since the last token
+        self._tried: dict[int, tuple[MeshdError, float]] = {}  # since the last token, and when
         self._before, self._give_up = 0, now + patience.patience_s
         self._left = 0  # entries that were lost since then
         self._heard = now
@@ -197,7 +198,7 @@ class Answer:
         elif not self._several:
             self._failed = problem
             return
-        self._tried[self._at] = problem
+        self._tried[self._at] = problem, now
         self._left += isinstance(problem, NoEntry)
         self._go_elsewhere(problem, now)
 
@@ -206,8 +207,10 @@ class Answer:
         left = [i for i in others if i not in self._tried]
         late = (ms := self._left_ms(now)) is not None and ms <= 0
         if late or (not left and now >= self._give_up):
-            self._failed = max(reversed(self._tried.values()), key=_worth)  # of equals the newest
-            return
+            self._at, (told, at) = max(self._tried.items(), key=lambda tried: (_worth(tried[1][0]), tried[1][1]))
+            if late or now - at <= FRESH_S or not _worth(told):
+                self._failed = told
+            return  # else it is asked once more: the others took their time
         if not left:
             self._todo.append(Pause(PAUSE_S))
             self._tried.clear()

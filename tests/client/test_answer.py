@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,8 @@ def test_entries_that_all_seem_silent_are_waited_for_longer_until_a_token_comes(
     for event in ({}, {}, {}, {"tokens": [1]}, {}):
         post = next(todo for _ in range(2) if isinstance(todo := one.next(0.0), Post))
         waits.append(post.read_s)
-        hear(one, *([START, event] if event else []))
+        if event:
+            hear(one, START, event)
         one.lost("timed out", 0.0)
     assert waits == [SILENCE_S * factor for factor in (1.0, 1.5, 2.0, 2.5, 1.5)]
 
@@ -137,6 +139,33 @@ def test_the_callers_fault_is_said_at_once(status: int) -> None:
     with pytest.raises(RequestFailed) as caught:
         one.next(0.0)
     assert caught.value.http_status == status
+
+
+def test_an_old_word_about_the_room_is_asked_for_again_before_it_is_told() -> None:
+    """One said that layers were gone, the next two took seconds to be given up: meanwhile the layers may be back."""
+    one, _ = answer(3, patience_s=0.0)
+    posted(one)
+    one.refused(503, GONE, 0.0)
+    posted(one)
+    one.lost("timed out", 1.5)
+    assert posted(one, 1.5).url == "http://e2/chain"
+    one.lost("timed out", 3.5)
+    assert posted(one, 3.5).url == "http://e0/chain"
+    one.refused(503, GONE, 3.6)
+    with pytest.raises(RequestFailed, match=re.escape("15..30")):
+        one.next(3.6)
+
+
+def test_who_is_asked_again_and_is_gone_is_not_asked_for_ever() -> None:
+    one, _ = answer(2, patience_s=0.0)
+    posted(one)
+    one.refused(503, GONE, 0.0)
+    posted(one)
+    one.lost("timed out", 1.5)
+    posted(one, 1.5)
+    one.lost("timed out", 3.0)
+    with pytest.raises(NoEntry):
+        one.next(3.0)
 
 
 def test_patience_is_from_the_last_token_and_each_is_asked_before_the_end() -> None:

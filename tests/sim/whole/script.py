@@ -28,6 +28,7 @@ from tests.sim.whole.world import NODE, Dice, Processes, clock, sealed
 SETTLE_S: Final = 45.0
 ENOUGH_S: Final = 10.0  # a deadline that leaves time for any recovery
 TOLD_S: Final = 2.0  # a range that became ready is known to everybody and proven
+STOPPED_S: Final = 30.0  # a drain takes ten seconds at most, and the stop after it not much
 FORGET_S: Final = 70.0  # sessions that nobody ended are forgotten after a minute
 MOVES: Final = 2  # a node's changes of range a minute
 SMALL_MB: Final = (40, 60, 80, 110)
@@ -353,7 +354,10 @@ class Script:
             device.disk.failing = 0.0
             device.thaw()
             if device.up and not device.well:
-                await device.gone()
+                with trio.move_on_after(STOPPED_S):
+                    await device.gone()
+            if device.up and not device.well:
+                self.room.fail(f"{device.name} was told to stop and still runs {STOPPED_S:.0f} s later")
             if not device.up:
                 self._start(device)
             elif device.daemon is not None and device.daemon.draining.reason:
