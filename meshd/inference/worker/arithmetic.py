@@ -98,7 +98,7 @@ def steady_rows(linear: nn.Module) -> int:
     model.weight = nn.Parameter(weight, requires_grad=False)
     if linear.bias is not None:
         model.bias = nn.Parameter(torch.zeros(out, dtype=torch.bfloat16), requires_grad=False)
-    run = model if isinstance(linear, nn.Linear) else type(linear)(model)
+    run = linear.like(model) if isinstance(linear, linears.RowBlocks) else model
     rows = torch.randn(128, into // 2, generator=source)
     x = torch.zeros(128, into, dtype=torch.bfloat16)
     x[:, : 2 * (into // 2)] = torch.cat([rows, -rows], 1)

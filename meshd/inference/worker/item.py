@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,3 +23,13 @@ class Item:
     emit: int
     prompt_len: int
     rows: torch.Tensor
+
+    def split(self) -> tuple[Item | None, Item | None]:
+        """What of it is prompt and what is answer; None for what is not there."""
+        cut = min(max(self.prompt_len - self.start, 0), self.n)
+        if cut in (0, self.n):
+            return (self, None) if cut else (None, self)
+        left = self.n - cut
+        prompt = replace(self, n=cut, emit=max(0, self.emit - left), rows=self.rows[:cut])
+        answer = replace(self, start=self.start + cut, n=left, emit=min(self.emit, left), rows=self.rows[cut:])
+        return prompt, answer

@@ -4,13 +4,20 @@ Prepacking hands oneDNN a private copy in its own layout: about twice as fast at
 operators are torch's private ones, so they are tried on every shape and the plain linear stays where anything is odd. int8
 weights are one scale per output row. How many rows a kernel takes before it sums in another order is `arithmetic`'s to find out;
 blocks of that many keep a row's bits.
+
+The kernel for int8 weights reads half the bytes, but its time grows with every row: 128 rows take ten times as long as in bf16
+(measured). So the rows of prompts (`of_prompts`) are multiplied with weights that are made bf16 on the way, a cache's worth at a
+time. A row's place in its session alone decides which of the two it meets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -22,6 +29,8 @@ from meshd.errors import ModelRefused
 # Inputs at a time: at other widths the kernel reads beyond its operands and ends the process (measured).
 _INT8_GRAIN = 16
 UNLIMITED = 1 << 30  # rows at a time, where nothing asks for blocks
+_TILE_WEIGHTS: Final = 1 << 20  # made bf16 at a time: they and what they are made of stay in a core's cache
+_prompts: Final[ContextVar[bool]] = ContextVar("_prompts", default=False)
 Swap = Callable[[nn.Linear], nn.Module | None]
 
 # Linears that choose experts: small, and a choice must not be coarsened by int8.
@@ -48,6 +57,11 @@ class RowBlocks(nn.Module):
     in_features: int
     out_features: int
     rows: int
+
+    @classmethod
+    def like(cls, linear: nn.Linear) -> nn.Module:
+        """Of the same kind, with the weights of ``linear``."""
+        return cls(linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.run(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
@@ -97,6 +111,11 @@ class Int8Linear(RowBlocks):
         self.register_buffer("scales", scales, persistent=False)
         self.nbytes = quantised.nbytes
         self.rows = UNLIMITED
+        self.widened = Widened(self) if widens() else None
+
+    def run(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]``."""
+        return self.widened.run(flat) if self.widened is not None and _prompts.get() else super().run(flat)
 
     def product(self, flat: torch.Tensor) -> torch.Tensor:
         """``[n, in] -> [n, out]`` in one call."""
@@ -104,6 +123,52 @@ class Int8Linear(RowBlocks):
             flat = functional.pad(flat, (0, self.missing))
         out = torch._weight_int8pack_mm(flat, self.quantised, self.scales)
         return out if self.bias is None else out + self.bias
+
+
+class Widened(RowBlocks):
+    """The linear of an `Int8Linear` with its weights in bf16, which they are only while they are multiplied with."""
+
+    def __init__(self, small: Int8Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = small.in_features, small.out_features
+        self.bias = small.bias
+        self.rows = UNLIMITED
+        self._quantised, self._scales = small.quantised, small.scales
+
+    @classmethod
+    def like(cls, linear: nn.Linear) -> nn.Module:
+        widened = Int8Linear(linear).widened
+        assert widened is not None, "there is one to be like"  # noqa: S101 - the caller has it
+        return widened
+
+    def run(self, flat: torch.Tensor) -> torch.Tensor:
+        """``[n, in] -> [n, out]``: all rows meet a part of the weights before the next is made."""
+        n = len(flat)
+        if n == 1:  # takes another kernel
+            return self.run(functional.pad(flat, (0, 0, 0, 1)))[:1]
+        out = flat.new_empty(n, self.out_features)
+        tile = max(1, _TILE_WEIGHTS // self.in_features)
+        for start in range(0, self.out_features, tile):
+            part = slice(start, start + tile)
+            weight = self._quantised[part, : self.in_features] * self._scales[part, None]
+            multiply = partial(functional.linear, weight=weight)
+            out[:, part] = multiply(flat) if n <= self.rows else in_blocks(multiply, flat, self.rows)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+def widens() -> bool:
+    """True where products in bf16 are so much faster that making weights bf16 pays. Elsewhere they are slower than int8 ones."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@contextmanager
+def of_prompts() -> Iterator[None]:
+    """Within this context all rows are of prompts."""
+    token = _prompts.set(True)
+    try:
+        yield
+    finally:
+        _prompts.reset(token)
 
 
 class BlockedLinear(RowBlocks, nn.Linear):
@@ -158,7 +223,7 @@ def linears(root: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Every linear below ``root``, plain or ours, as (owner, attribute, module)."""
     for owner in root.modules():
         for name, child in owner.named_children():
-            if isinstance(child, nn.Linear | PrepackedLinear | Int8Linear):
+            if isinstance(child, nn.Linear | RowBlocks):
                 yield owner, name, child
 
 

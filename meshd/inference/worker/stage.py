@@ -77,6 +77,7 @@ class Stage:
             self.packs = self._decide_packing()
             self._passes.focus(layers)
             path = self._swap_linears(prepack, budget_bytes)
+            self._spare_head()
             self.private_bytes = self._count_private()
             self.deterministic = deterministic and self._prove()
             self.arith = arithmetic.name(skeleton, path=path, packs=self.packs, deterministic=self.deterministic)
@@ -106,8 +107,7 @@ class Stage:
                 raise NeedRows(item.state.have)
         live = [item for item in items if item.n]
         head = logits and layers.end == self.num_layers
-        run = self._run_packed if self.packs else self._run_single
-        made = dict(zip((id(item) for item in live), run(layers, live, head), strict=True)) if live else {}
+        made = dict(zip((id(item) for item in live), self._run(layers, live, head), strict=True)) if live else {}
         return [made[id(item)] if item.n else self._nothing(head) for item in items]
 
     @torch.inference_mode()
@@ -121,12 +121,8 @@ class Stage:
     def forward(self, layers: LayerRange, rows: torch.Tensor) -> torch.Tensor:
         """Without a session: positions 0..n in (ids, if ``layers`` start at 0 and ``rows`` are integers), residual out."""
         self._check(layers)
-        state = self.state(layers)
         n = len(rows)
-        if isinstance(state, PackedState):
-            return self._packed_residual(layers, [Item(state, 0, n, n, n, rows)])[:n]
-        self._passes.count_as(n)
-        return self._passes.residual(layers, rows, torch.arange(n)[None], self._cache_of(state, layers))
+        return self._run(layers, [Item(self.state(layers), 0, n, n, n, rows)], head=False)[0]
 
     @torch.inference_mode()
     def lm_head(self, rows: torch.Tensor) -> torch.Tensor:
@@ -169,6 +165,22 @@ class Stage:
         if head:
             return torch.empty(0, self.vocab_size)
         return torch.empty(0, self.hidden_size, dtype=self._skeleton.torch_dtype)
+
+    def _run(self, layers: LayerRange, items: Sequence[Item], head: bool) -> list[torch.Tensor]:
+        """The items' emitted rows. int8 weights have another product for the rows of prompts (see `linears`), so there those
+        run by themselves, and an item that has rows of both kinds in two parts."""
+        run = self._run_packed if self.packs else self._run_single
+        if self.dtype != "int8":
+            return run(layers, items, head)
+        parts = [item.split() for item in items]
+        prompts, answers = ([part for part in kind if part is not None] for kind in zip(*parts, strict=True))
+        with linears.of_prompts():
+            begun = iter(run(layers, prompts, head) if prompts else ())
+        ended = iter(run(layers, answers, head) if answers else ())
+        out = [
+            [next(made) for part, made in zip(both, (begun, ended), strict=True) if part is not None] for both in parts
+        ]
+        return [torch.cat(rows) if len(rows) > 1 else rows[0] for rows in out]
 
     # --- packed -------------------------------------------------------------------------------------------------------
 
@@ -320,13 +332,9 @@ class Stage:
         state = PackedState(layers, logs=True) if self.packs else SingleState(layers, logs=True)
         start = 0
         for end in ends:
-            part, n = rows[start:end], end - start
-            if isinstance(state, SingleState):
-                out = self._single_residual(layers, start, part, self._cache_of(state, layers))
-            else:
-                out = self._packed_residual(layers, [Item(state, start, n, n, packing.prompt_of(len(rows)), part)])
-            state.log(start, out)
-            start = state.have = end
+            item = Item(state, start, end - start, 0, packing.prompt_of(len(rows)), rows[start:end])
+            self._run(layers, [item], head=False)
+            start = end
         return state.boundary(0, start)
 
     def _swap_linears(self, prepack: str, budget_bytes: int | None) -> str:
@@ -335,7 +343,7 @@ class Stage:
         copy = sum(child.weight.nbytes for _, _, child in linears.linears(model) if isinstance(child, torch.nn.Linear))
         fits = budget_bytes is None or self._count_private() + copy <= budget_bytes
         if self.dtype == "int8":
-            path, make = "int8", linears.quantise
+            path, make = "int8 widened" if linears.widens() else "int8", linears.quantise
         elif self.dtype == "bf16" and (prepack == "on" or (prepack == "auto" and fits)):
             path, make = "prepacked", linears.prepack
         else:
@@ -344,6 +352,12 @@ class Stage:
             return f"{fused.ARITHMETIC} {path}"
         swapped = linears.swap(model, make) > 0 if self.packs else self._swap_checked(make)
         return path if swapped else "plain"
+
+    def _spare_head(self) -> None:
+        """Of a prompt one row meets the head: for that the widest of all weights need not become bf16."""
+        head = self._skeleton.model.get_output_embeddings() if self._fused is None else self._fused.head
+        if isinstance(head, linears.Int8Linear):
+            head.widened = None
 
     def _swap_checked(self, make: linears.Swap) -> bool:
         """True if faster linears run. Some architectures use a linear's weights without calling it (Mamba its step's), and the

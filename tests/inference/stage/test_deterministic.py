@@ -129,6 +129,9 @@ def test_int8_weights_of_any_width(inputs: int) -> None:
         small = linears.quantise(plain)
         assert small is not None
         torch.testing.assert_close(small(x), plain(x), atol=0.05, rtol=0.05)
+        with linears.of_prompts():
+            for rows in (x, x[:1]):
+                torch.testing.assert_close(small(rows), plain(rows), atol=0.05, rtol=0.05)
 
 
 class Unsteady(linears.Int8Linear):
@@ -143,14 +146,14 @@ def test_linears_that_change_with_the_batch_run_in_blocks() -> None:
     model = torch.nn.Sequential(Unsteady(torch.nn.Linear(64, 48, dtype=torch.bfloat16)))
     x = torch.randn(97, 64).to(torch.bfloat16)
     with torch.inference_mode():
-        assert arithmetic.steady(model) == ["Unsteady 48x64: 32"]
+        assert "Unsteady 48x64: 32" in arithmetic.steady(model)
         got = model(x)
         assert got.shape == (97, 48)
         for row in (0, 40, 96):
             assert torch.equal(got[row], model(x[[row, 0]])[0])
 
 
-@pytest.mark.parametrize("kind", ["plain", "prepacked", "int8"])
+@pytest.mark.parametrize("kind", ["plain", "prepacked", "int8", "widened"])
 def test_every_batch_up_to_the_block_keeps_every_bit(kind: str, threads: int) -> None:
     """Sums that cancel show any change of order; the start-up check tries a few sizes, this tries all."""
     torch.set_num_threads(threads)
@@ -168,7 +171,10 @@ def test_every_batch_up_to_the_block_keeps_every_bit(kind: str, threads: int) ->
                 pytest.skip("this machine's torch does not prepack")
             run: Any = packed
         else:
-            run = linear if kind == "plain" else linears.Int8Linear(linear)
+            small = linears.Int8Linear(linear)
+            run = {"plain": linear, "int8": small, "widened": small.widened}[kind]
+            if run is None:
+                pytest.skip("this machine multiplies int8 weights only as they are")
         pairs = torch.cat([run(pair) for pair in x.split(2)])
         for n in range(2, arithmetic.steady_rows(run) + 1):
             assert torch.equal(run(x[:n]), pairs[:n]), n
