@@ -10,6 +10,8 @@ KV lengths are rounded up to 64, starts of sliding windows down to 64. Measured 
 `scaled_dot_product_attention` gives a row the same bits whatever stands beside it; without a mask, or with odd lengths, it does
 not, and block sizes of 8 do not hold either. Soft caps and sinks take plain matrix products of fixed shapes instead.
 Masks are added to the scores (0 or -inf): of a boolean one the operator would make such a one in every layer.
+Heads that share a key stand as that key's queries, which reads the keys once for all of them: a block at position 4,000 of
+SmolLM2 takes 0.85 of the time, with the same bits as long as the operator takes 32 queries at a time (measured: below 192).
 
 transformers builds no masks for an attention function it has no mask function for; this module makes its own.
 """
@@ -31,6 +33,7 @@ from meshd.inference.worker.kv import GRAIN_TOKENS, PackedState
 NAME: Final = "meshd_packed"
 BLOCK: Final = 32
 GATHERED_TOKENS: Final = 512
+_MOST_QUERIES: Final = 191
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class BlockCall:
     rows: slice
     inside: int
     keys: slice
-    mask: torch.Tensor  # [BLOCK, keys]
+    mask: torch.Tensor  # [BLOCK, keys], repeated for each head that shares the keys where those stand together
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +94,21 @@ class Layout:
     def __init__(self, segments: Sequence[Segment], idle: int = 0) -> None:
         self.segments = segments
         self.idle = idle
-        self._calls: dict[tuple[int | None, torch.dtype], list[Call]] = {}
+        self._calls: dict[tuple[int | None, torch.dtype, int], list[Call]] = {}
 
     def positions(self) -> torch.Tensor:
         """``[1, sum T]`` absolute positions."""
         rows = [torch.arange(s.start, s.end) for s in self.segments]
         return torch.cat([*rows, torch.zeros(self.idle, dtype=torch.long)])[None]
 
-    def calls(self, window: int | None, dtype: torch.dtype) -> list[Call]:
-        """The attention calls of a layer that sees ``window`` positions back (None: all) and computes in ``dtype``."""
-        found = self._calls.get((window, dtype))
+    def calls(self, window: int | None, dtype: torch.dtype, each: int) -> list[Call]:
+        """The attention calls of a layer that sees ``window`` positions back (None: all), computes in ``dtype`` and has ``each``
+        heads that share a key."""
+        found = self._calls.get((window, dtype, each))
         if found is None:
-            calls = (call for s in self.segments for call in _calls(s, window, dtype))
-            found = self._calls[window, dtype] = list(_grouped(calls))
+            together = each if each * BLOCK <= _MOST_QUERIES else 1
+            calls = (call for s in self.segments for call in _calls(s, window, dtype, together))
+            found = self._calls[window, dtype, each] = list(_grouped(calls))
         return found
 
 
@@ -130,7 +135,7 @@ def _grouped(calls: Iterable[BlockCall | RowCall]) -> Iterator[Call]:
             yield GroupCall(tuple(call.state for call in group), where, group[0].keys, mask)
 
 
-def _calls(segment: Segment, window: int | None, dtype: torch.dtype) -> Iterator[BlockCall | RowCall]:
+def _calls(segment: Segment, window: int | None, dtype: torch.dtype, together: int) -> Iterator[BlockCall | RowCall]:
     cut = min(max(segment.prompt_len, segment.start), segment.end)
     shift = segment.offset - segment.start
     for block in range(segment.start // BLOCK, -(-cut // BLOCK)):
@@ -139,9 +144,8 @@ def _calls(segment: Segment, window: int | None, dtype: torch.dtype) -> Iterator
             continue
         grid = torch.arange(block * BLOCK, (block + 1) * BLOCK)
         keys = slice(_first_key(block * BLOCK, window), _round_up((block + 1) * BLOCK))
-        yield BlockCall(
-            segment.state, slice(low + shift, high + shift), low - block * BLOCK, keys, _mask(grid, keys, window, dtype)
-        )
+        mask = _mask(grid, keys, window, dtype).repeat(together, 1)
+        yield BlockCall(segment.state, slice(low + shift, high + shift), low - block * BLOCK, keys, mask)
     low = cut
     while low < segment.end:
         # rows share a call only while their keys start at the same place and end at the same place
@@ -250,7 +254,8 @@ def serve(layout: Layout, layer: int, rows: torch.Tensor, out: torch.Tensor, rec
     """Fill ``out`` ``[T, heads, value_dim]`` for the queries ``rows`` ``[T, heads, head_dim]`` of the layout's ``layer``."""
     if layout.idle:
         out[-layout.idle :] = 0
-    for call in layout.calls(recipe.window, rows.dtype):
+    groups = layout.segments[0].state.layer(layer).shape[1]
+    for call in layout.calls(recipe.window, rows.dtype, rows.shape[1] // groups):
         if isinstance(call, GroupCall):
             out[call.rows] = _group(call, layer, rows[call.rows], recipe)
             continue
@@ -304,16 +309,19 @@ def answer_block(call: BlockCall, layer: int, part: torch.Tensor, recipe: Recipe
         whole[call.inside : call.inside + n] = part
         part = whole
     if recipe.written_out:
-        result = _explicit(part, keys, values, call.mask, recipe)
+        result = _explicit(part, keys, values, call.mask[:BLOCK], recipe)
     else:
+        heads = part.transpose(0, 1)
+        together = len(call.mask) > BLOCK
         result = functional.scaled_dot_product_attention(
-            part.transpose(0, 1)[None],
+            heads.reshape(1, len(keys), -1, heads.shape[-1]) if together else heads[None],
             keys[None],
             values[None],
             attn_mask=call.mask,
             scale=recipe.scale,
-            enable_gqa=True,
-        )[0].transpose(0, 1)
+            enable_gqa=not together,
+        ).reshape(len(heads), BLOCK, -1)
+        result = result.transpose(0, 1)
     return result[call.inside : call.inside + n]
 
 

@@ -72,7 +72,10 @@ class UniformStep:
         return self._flat
 
     def _prepare(self, recipe: Recipe) -> list[Attend]:
-        return [self._attend(call, recipe) for call in self._layout.calls(recipe.window, self._mixed.dtype)]
+        return [
+            self._attend(call, recipe)
+            for call in self._layout.calls(recipe.window, self._mixed.dtype, self._shape.each)
+        ]
 
     def _attend(self, call: Call, recipe: Recipe) -> Attend:
         match call:

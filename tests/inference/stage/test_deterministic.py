@@ -187,6 +187,32 @@ def test_attention_keeps_every_bit_in_any_company(heads: int, groups: int, width
         assert arithmetic.attention_steady(heads, groups, width)
 
 
+@pytest.mark.parametrize(("heads", "groups", "width"), [(9, 3, 64), (32, 8, 128), (14, 2, 64), (4, 4, 16)])
+def test_heads_that_stand_together_see_what_they_see_apart(heads: int, groups: int, width: int) -> None:
+    source = torch.Generator().manual_seed(7)
+    state = PackedState(LayerRange(0, 1), logs=False)
+    for length in (64, 600, 1300):
+        keys, values = torch.randn(2, groups, length, width, generator=source).to(torch.bfloat16)
+        state.put(0, 0, keys, values)
+        start = (length - 1) // attention.BLOCK * attention.BLOCK
+        query = torch.randn(length - start, heads, width, generator=source).to(torch.bfloat16)
+        got = attention.attend(state, start, query, prompt_len=length, scale=width**-0.5)
+        held = state.layer(0)[:, :, : -(-length // 64) * 64]
+        whole = torch.zeros(attention.BLOCK, heads, width, dtype=torch.bfloat16)
+        whole[: len(query)] = query
+        unseen = torch.arange(held.shape[2]) > torch.arange(start, start + attention.BLOCK)[:, None]
+        mask = torch.zeros(unseen.shape, dtype=torch.bfloat16).masked_fill(unseen, -torch.inf)
+        apart = torch.nn.functional.scaled_dot_product_attention(
+            whole.transpose(0, 1)[None],
+            held[None, 0],
+            held[None, 1],
+            attn_mask=mask,
+            scale=width**-0.5,
+            enable_gqa=True,
+        )
+        assert torch.equal(got, apart[0].transpose(0, 1)[: len(query)])
+
+
 def test_arith_names_the_arithmetic_and_not_the_layers(tiny: Made) -> None:
     folder, _ = tiny("llama", torch.bfloat16)
     first, last = (Stage(folder, layers) for layers in (LayerRange(0, 1), LayerRange(1, 4)))
