@@ -111,12 +111,14 @@ class FusedLayers(nn.Module):
 
 
 class Norm:
-    """The modules' RMS norm, operator by operator. It rounds before the weight, as that product is written (an operator of its
-    own for it took 2.5 % of a step), and after it."""
+    """The modules' RMS norm, rounding for rounding, with the mean and the epsilon in one operator (``mean`` is a sum and a
+    division by a number that is made a tensor each time). It rounds before the weight, as that product is written (an operator
+    of its own for it took 2.5 % of a step), and after it."""
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         self._weight = weight.detach()
-        self._epsilon = epsilon
+        self._epsilon = torch.tensor(epsilon)
+        self._width = torch.tensor(float(weight.shape[-1]))
 
     @classmethod
     def of(cls, module: Any) -> Norm:
@@ -125,7 +127,7 @@ class Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()  # once: each operator would convert for itself
-        root = wide.square().mean(-1, True).add_(self._epsilon).rsqrt_()
+        root = torch.addcdiv(self._epsilon, wide.square().sum(-1, True), self._width).rsqrt_()
         return torch.mul(wide, root, out=torch.empty_like(x)).mul_(self._weight)
 
 
