@@ -113,8 +113,8 @@ class Prober:
 
     async def _bring_verdict(self, subject: Subject) -> None:
         member = self._directory().get(subject.node_id)
-        if member is None:
-            return
+        if member is None or subject_of(member.advert) != subject:
+            return  # it has just gone, or begun to be another: the book will see
         try:
             expected = await self._expectations(subject.digest)
         except MeshdError as error:

@@ -57,7 +57,10 @@ class Defence:
         self._room.send(Kind.NEWS, source, now, first=[self._room.own_word(advert=False)], riders=False)
 
     def conflict(self, sources: Sequence[Endpoint], now: float) -> None:
-        """Two devices, one key: shown with both addresses, once a minute."""
+        """Two devices, one key: shown with both addresses, once a minute. What comes from our own address was sent by our former
+        run, and has come late."""
+        if set(sources) <= set(self._owner.advert.addresses):
+            return
         if now >= self._conflict_at + _CONFLICT_AGAIN_S:
             self._conflict_at = now
             addresses = [*map(str, self._owner.advert.addresses[:2]), *map(str, sources)]

@@ -130,6 +130,33 @@ def test_without_an_expectation_nobody_is_judged_and_the_reason_is_said() -> Non
     run(scenario)
 
 
+def test_a_node_that_restarts_as_its_probe_begins_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to be probed was its former run's, and what is known of it now is the new one's, which holds nothing yet."""
+    judge, worker = node("a"), node("b", WHOLE)
+    room = Room(judge, worker)
+    book = room.books[judge.node_id]
+    deadline = book.deadline
+
+    def restarted(digest: str) -> float:
+        """The last that is asked before the probe's task begins."""
+        if worker.epoch == 1 and book._out:
+            worker.epoch, worker.engine = 2, None
+            room.build(room.rosters[judge.node_id])
+        return deadline(digest)
+
+    monkeypatch.setattr(book, "deadline", restarted)
+
+    async def scenario() -> None:
+        async with room.running():
+            await until(lambda: worker.epoch == 2)
+            worker.engine = engine_of(WHOLE)
+            room.changed()
+            await until(lambda: room.seen(judge, worker).admitted)
+            assert [name for name, _ in judge.events] == ["admit"]
+
+    run(scenario)
+
+
 def test_a_full_disk_while_the_expectation_is_brought_costs_a_probe_and_not_the_node() -> None:
     judge, worker = node("a"), node("b", WHOLE)
     known = judge.expectations

@@ -222,6 +222,13 @@ def test_a_clone_is_shown_with_both_addresses_once_a_minute() -> None:
     assert c.advert.incarnation == 1  # ours is the newer word again
 
 
+def test_what_our_former_run_sent_to_this_address_is_no_clone() -> None:
+    """A wiped device is still looked for under its old name, at the address that is ours again."""
+    c = met(1)
+    assert events(c.cloned(endpoint(0), 1.0)) == []
+    assert ("conflict", node_id(0)) in events(c.cloned(endpoint(66), 1.1))
+
+
 def test_a_peer_too_far_in_version_is_shown_and_not_talked_to() -> None:
     c = met(1)
     effects = c.receive(msgpack.packb({0: 9, 1: 1}), node_id(5), endpoint(5), 1.0)

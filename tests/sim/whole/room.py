@@ -226,6 +226,8 @@ class Room:
         for device in self.devices.values():
             if device.daemon is None:
                 return f"{device.name} is down"
+            if device.engine is not None and not device.engine.health().alive:
+                return f"{device.name} has not noticed yet that its engine is dead"
             members = device.daemon.directory().members
             for other in self.devices.values():
                 member = members.get(other.node_id)
