@@ -150,6 +150,7 @@ class Daemon:
             min_sample_tokens=config.route_min_sample_tokens,
             seed=config.route_seed,
         )
+        self.barred = BlockList(config.state / "blocked")
         self.links = self._make_links()
         self.store = ModelStore.under(config.state)
         self.share = ModelShare(self.store, lambda: self.serving.served)
@@ -225,7 +226,7 @@ class Daemon:
             on_hello=self._on_hello,
             addresses=lambda node: self.gossip.addresses_of(node) or self.roster.addresses(node),
             on_lost=lambda node, _reason: self.gossip.lost(node),
-            barred=BlockList(self.config.state / "blocked"),
+            barred=self.barred,
         )
 
     def _make_gossip(self) -> GossipService:
@@ -252,6 +253,7 @@ class Daemon:
             on_addresses=self._on_addresses,
             fill_health=self._on_health,
             on_packet=self.links.heard,
+            barred=self.barred,
         )
 
     def _node(self) -> Node:
@@ -301,9 +303,8 @@ class Daemon:
         nursery.start_soon(self.serving.run)
         if self.ring is not None:
             nursery.start_soon(watch_key, self.config.mesh_key_path, self.ring, self._on_key, self.log)
-        bars = BlockList(self.config.state / "blocked")
         nursery.start_soon(
-            watch_bars, self.links, bars, lambda node: self.log.emit("barred", level="warning", peer=node)
+            watch_bars, self.links, self.barred, lambda node: self.log.emit("barred", level="warning", peer=node)
         )
         nursery.start_soon(remember_routes, self.planner, self.config.state)
         nursery.start_soon(refuse_http_ports, self.config.join, lambda: bool(self.directory().peers))
