@@ -249,7 +249,7 @@ class Daemon:
                 remembered=config.state / "peers",
             ),
             on_change=self._on_members,
-            on_event=lambda name, fields: self.log.emit(name, **fields),
+            on_event=self._on_membership,
             on_addresses=self._on_addresses,
             fill_health=self._on_health,
             on_packet=self.links.heard,
@@ -457,6 +457,11 @@ class Daemon:
         self.roster.set_peers(members)
         self._rebuild()
         self.admitting.look()
+
+    def _on_membership(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Told by what the room calls the node from now on: its coming may be what makes two of one name."""
+        self.roster.set_peers(self.gossip.members())
+        self.log.emit(event, **{**fields, "name": self.roster.build().label(fields["node"])})
 
     def _rebuild(self) -> None:
         """What gossip or admission says has changed."""
