@@ -92,7 +92,7 @@ class EventLog:
             self._lost_lines += 1
             return
         try:
-            out.write(self._with_loss(event) + self._line(event))
+            out.write(_spelt_for(out, self._with_loss(event) + self._line(event)))
             out.flush()
             self._lost_lines = 0
         except OSError as error:
@@ -109,7 +109,7 @@ class EventLog:
         return self._line({**lost, "text": f"{self._lost_lines} lines: the output did not take them"})
 
     def _line(self, event: Event) -> str:
-        return (json.dumps(event, ensure_ascii=False, default=str) if self._form == "json" else _text(event)) + "\n"
+        return (json.dumps(event, default=str) if self._form == "json" else _text(event)) + "\n"
 
 
 def takes(stream: TextIO) -> bool:
@@ -120,6 +120,12 @@ def takes(stream: TextIO) -> bool:
         return bool(asked.poll(0))
     except (OSError, ValueError, AttributeError):
         return True
+
+
+def _spelt_for(stream: TextIO, text: str) -> str:
+    """``text`` with what the stream cannot spell escaped. Refused, it would look like a closed file. JSON is ASCII anyway."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _text(event: Event) -> str:

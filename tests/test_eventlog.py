@@ -59,3 +59,15 @@ def test_a_node_calls_itself_what_the_room_calls_it() -> None:
     log.emit("ready")
     log.emit("join", node=node(2))
     assert out.getvalue().splitlines() == ["listening n1", "ready n1~0000", "join 00000000"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_character_that_the_output_has_not_costs_itself_and_not_the_log(encoding: str) -> None:
+    """A terminal of another encoding; half a surrogate pair, as the path of a file that is not UTF-8 holds it."""
+    raw = io.BytesIO()
+    log = EventLog(node(1), "n1", out=io.TextIOWrapper(raw, encoding=encoding))
+    log.emit("store", text="/models/\udce9t\u00e9 is damaged")
+    log.emit("ready")
+    first, second = raw.getvalue().decode(encoding).splitlines()
+    assert first.startswith("store n1 /models/\\udce9t")
+    assert second == "ready n1"
