@@ -44,12 +44,12 @@ class RoomView:
     def _document(self, *, events: bool) -> dict[str, Any]:
         node = self._node
         view = node.directory(), node.facts(), node.spec()
-        recent = list(node.events.recent)
+        recent, t = list(node.events.recent), round(time.time(), 3)
         status, hive = views.status_json(*view, self._in_flight()), views.hive_json(*view)
         peers, routing = views.peers_json(view[0]), node.routing(None)
-        documents = Documents.of(status, peers, hive, routing, events=recent)
+        documents = Documents.of(status, peers, hive, routing, events=recent, t=t)
         return {
-            "t": round(time.time(), 3),
+            "t": t,
             "status": status,
             "peers": peers,
             "hive": hive,

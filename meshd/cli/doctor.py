@@ -49,6 +49,7 @@ def doctor(
         document["routing"],
         events=document.get("events", ()),
         probes=probes(peers["peers"], peers["self"]) if probe else (),
+        t=document.get("t", 0.0),
     )
     found, hanging = diagnose(documents), hangs_on(documents)
     if as_json:

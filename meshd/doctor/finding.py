@@ -51,7 +51,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """One node's view. ``peers`` is the list of PEER objects without the node itself, which is ``me``."""
+    """One node's view. ``peers`` is the list of PEER objects without the node itself, which is ``me``; ``t`` is what its clock
+    said then, as in its events."""
 
     status: Document
     me: Document
@@ -60,6 +61,7 @@ class Documents:
     routing: Document = field(default_factory=dict)
     events: Sequence[Document] = ()
     probes: Sequence[Probe] = ()
+    t: float = 0.0
 
     @classmethod
     def of(
@@ -71,9 +73,10 @@ class Documents:
         *,
         events: Sequence[Document] = (),
         probes: Sequence[Probe] = (),
+        t: float = 0.0,
     ) -> Documents:
         """From the bodies as they are served."""
-        return cls(status, peers.get("self") or {}, peers.get("peers") or (), hive, routing, events, probes)
+        return cls(status, peers.get("self") or {}, peers.get("peers") or (), hive, routing, events, probes, t)
 
     @property
     def everybody(self) -> list[Document]:

@@ -9,6 +9,7 @@ from typing import Final
 from meshd.doctor.finding import Document, Documents, Finding, Probe, shell
 
 CLOCK_S: Final = 60.0
+CONFLICT_S: Final = 300.0  # two devices with one identity are told of once a minute
 MESH_PORT: Final = "8091"
 
 
@@ -28,7 +29,8 @@ def findings(documents: Documents) -> Iterator[Finding]:
 def _clones(documents: Documents) -> Iterator[Finding]:
     seen = set()
     for event in documents.events:
-        if event.get("ev") != "conflict" or event.get("node") in seen:
+        over = documents.t - float(event.get("t") or 0.0) > CONFLICT_S
+        if event.get("ev") != "conflict" or event.get("node") in seen or over:
             continue
         seen.add(event.get("node"))
         name = str(event.get("name", "this node"))

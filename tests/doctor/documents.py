@@ -74,6 +74,7 @@ def findings(
     status: dict[str, Any] | None = None,
     events: list[dict[str, Any]] | None = None,
     probes: tuple[Probe, ...] = (),
+    t: float = 0.0,
 ) -> list[Finding]:
     """What the doctor says of a room that is healthy but for what is given."""
     me, *others = nodes if nodes is not None else healthy()
@@ -84,5 +85,6 @@ def findings(
         {"models": {}},
         events=events or (),
         probes=probes,
+        t=t,
     )
     return diagnose(documents)

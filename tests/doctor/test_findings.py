@@ -107,7 +107,10 @@ CASES: list[tuple[str, Callable[[], list[Finding]], str, tuple[str, ...]]] = [
     (
         "cloned_identity",
         lambda: findings(
-            events=[{"ev": "conflict", "node": "x", "name": "n1", "addresses": ["10.0.0.1:1", "10.0.0.9:1"]}]
+            events=[
+                {"ev": "conflict", "node": "x", "name": "n1", "t": 940.0, "addresses": ["10.0.0.1:1", "10.0.0.9:1"]}
+            ],
+            t=1000.0,
         ),
         "meshd identity new",
         ("n1",),
@@ -161,6 +164,12 @@ def test_what_is_fine_is_not_found() -> None:
         findings(healthy(), status={"mdns": "off"}),  # found each other without
     )
     assert quiet == ([],) * len(quiet)
+
+
+def test_a_clone_that_is_cured_is_found_no_more() -> None:
+    """The event stays among the latest for as long as little else happens."""
+    told = {"ev": "conflict", "node": "x", "name": "n1", "t": 940.0, "addresses": ["10.0.0.1:1", "10.0.0.9:1"]}
+    assert findings(events=[told], t=2000.0) == []
 
 
 def test_errors_come_first() -> None:
