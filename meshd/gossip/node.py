@@ -238,8 +238,10 @@ class GossipService:
 
     def _start_options(self, nursery: trio.Nursery) -> None:
         options = self._options
-        if options.join:
-            nursery.start_soon(self._resolve, options.join)
+        self.join([endpoint for endpoint in options.join if is_literal(endpoint.host)])
+        for endpoint in options.join:
+            if not is_literal(endpoint.host):
+                nursery.start_soon(self._resolve, endpoint)
         if options.remembered is not None:
             self.join(peers_file.read(options.remembered), via="remembered")
             nursery.start_soon(self._remember, options.remembered)
@@ -299,13 +301,11 @@ class GossipService:
             if gap_s >= self._core.settings.pause_s:
                 self._perform(self._core.resumed(gap_s, trio.current_time()))
 
-    async def _resolve(self, wanted: Sequence[Endpoint]) -> None:
-        """Names of ``--join`` to addresses, again and again: they may not be known yet, and may move."""
+    async def _resolve(self, name: Endpoint) -> None:
+        """A name of ``--join`` to addresses, again and again: it may not be known yet, and may move. Each by itself, for one
+        that nobody answers for takes its time."""
         while True:
-            for endpoint in wanted:
-                self.join(await _literals(endpoint), via="join")
-            if all(is_literal(endpoint.host) for endpoint in wanted):
-                return
+            self.join(await _literals(name), via="join")
             await trio.sleep(_RESOLVE_S)
 
     async def _remember(self, path: Path) -> None:
@@ -419,13 +419,11 @@ def _suspended_s() -> float:
     return time.clock_gettime(boottime) - time.clock_gettime(time.CLOCK_MONOTONIC) if boottime is not None else 0.0
 
 
-async def _literals(endpoint: Endpoint) -> list[Endpoint]:
-    """Every address a name has now; none while it cannot be resolved."""
-    if is_literal(endpoint.host):
-        return [endpoint]
+async def _literals(name: Endpoint) -> list[Endpoint]:
+    """Every address it has now; none while it cannot be resolved."""
     try:
-        found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, type=trio.socket.SOCK_DGRAM)
+        found = await trio.socket.getaddrinfo(name.host, name.port, type=trio.socket.SOCK_DGRAM)
     except OSError as error:
-        _log.info("%s cannot be resolved: %s (tried again in %g s)", endpoint.host, error, _RESOLVE_S)
+        _log.info("%s cannot be resolved: %s (tried again in %g s)", name.host, error, _RESOLVE_S)
         return []
-    return [Endpoint(str(address[0]), endpoint.port) for *_, address in found]
+    return [Endpoint(str(address[0]), name.port) for *_, address in found]

@@ -314,6 +314,27 @@ def test_a_name_is_resolved_and_a_wrong_one_is_not_fatal() -> None:
     trio.run(main)
 
 
+def test_a_name_that_is_long_looked_up_keeps_no_address_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver without a network answers after half a minute, if at all."""
+
+    known = trio.socket.getaddrinfo
+
+    async def slow(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "mini-1.lan":
+            await trio.sleep_forever()
+        return await known(host, *rest, **more)
+
+    async def main() -> None:
+        a, b = Device("a"), Device("b")
+        async with room(a) as nursery:
+            monkeypatch.setattr(trio.socket, "getaddrinfo", slow)
+            await start(nursery, b, (Endpoint("mini-1.lan", 1), a.endpoint))
+            await b.until(lambda: b.sees(a, NodeStatus.ALIVE))
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 def test_a_taken_port_is_refused_with_the_flag() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as held:
         held.bind(("127.0.0.1", 0))
