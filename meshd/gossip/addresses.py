@@ -37,8 +37,11 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """What the system has now."""
-    stats = psutil.net_if_stats()
+    """What the system has now. Raises OSError."""
+    try:
+        stats = psutil.net_if_stats()
+    except PermissionError:  # phones hide /proc/net: what has an address is up
+        stats = {}
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         literals = tuple(a.address for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6))

@@ -37,23 +37,30 @@ class HealthSampler:
     async def run(self) -> None:
         lag_s = 0.0
         while True:
-            health = await trio.to_thread.run_sync(sample)
-            if self._fill is not None:
-                health = self._fill(health)
-            self._told(replace(health, jammed=self._judge.judge(health, lag_s)))
+            try:
+                health = await trio.to_thread.run_sync(sample)
+            except OSError as error:  # out of descriptors, for one: what was told last is told on until it is too old
+                _log.info("the health of this device cannot be read: %s", error)
+            else:
+                self._take(health, lag_s)
             due = trio.current_time() + PERIOD_S
             await trio.sleep_until(due)
             lag_s = trio.current_time() - due
 
+    def _take(self, health: Health, lag_s: float) -> None:
+        if self._fill is not None:
+            health = self._fill(health)
+        self._told(replace(health, jammed=self._judge.judge(health, lag_s)))
+
 
 def sample() -> Health:
-    """What the system's sensors say now. Runs in a thread: some of them take milliseconds."""
+    """What the system's sensors say now. Runs in a thread: some of them take milliseconds. Raises OSError without its memory."""
     free_mb, total_mb = _memory_mb()
     battery_pct, on_ac = _battery()
     return Health(
         ram_free_mb=free_mb,
         ram_total_mb=total_mb,
-        load1=psutil.getloadavg()[0],
+        load1=_load1(),
         battery_pct=battery_pct,
         on_ac=on_ac,
         temp_c=_temperature(),
@@ -83,6 +90,13 @@ def _number(path: Path) -> int | None:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):  # absent, or "max"
         return None
+
+
+def _load1() -> float:
+    try:
+        return psutil.getloadavg()[0]
+    except OSError:  # a system that tells it to nobody, as some phones
+        return 0.0
 
 
 def _battery() -> tuple[int | None, bool | None]:

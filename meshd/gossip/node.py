@@ -291,15 +291,21 @@ class GossipService:
         """Own addresses, and sleeps of the device that the monotonic clock does not count."""
         asleep_s = _suspended_s()
         while True:
-            present = await trio.to_thread.run_sync(own_addresses.interfaces)
-            told = own_addresses.advertised(self._bound, self._options.advertise, present)
-            if told != self._addresses and self._on_addresses is not None:
-                self._addresses = told
-                self._on_addresses(told)
+            try:
+                present = await trio.to_thread.run_sync(own_addresses.interfaces)
+            except OSError as error:  # out of descriptors, for one: what was told stays
+                _log.info("the addresses of this device cannot be read: %s", error)
+            else:
+                self._moved(own_addresses.advertised(self._bound, self._options.advertise, present))
             await trio.sleep(_WATCH_S)
             gap_s, asleep_s = _suspended_s() - asleep_s, _suspended_s()
             if gap_s >= self._core.settings.pause_s:
                 self._perform(self._core.resumed(gap_s, trio.current_time()))
+
+    def _moved(self, told: tuple[Endpoint, ...]) -> None:
+        if told != self._addresses and self._on_addresses is not None:
+            self._addresses = told
+            self._on_addresses(told)
 
     async def _resolve(self, name: Endpoint) -> None:
         """A name of ``--join`` to addresses, again and again: it may not be known yet, and may move. Each by itself, for one

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 
 import msgpack
+import psutil
 import pytest
 
 from meshd.directory import Member
@@ -65,6 +67,14 @@ def test_wires_come_before_the_rest_and_the_number_is_bounded() -> None:
 
 def test_this_devices_interfaces_can_be_read() -> None:
     assert any("127.0.0.1" in interface.addresses for interface in interfaces())
+
+
+def test_a_phone_that_hides_its_interfaces_tells_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied: '/proc/net/dev'")
+
+    monkeypatch.setattr(psutil, "net_if_stats", hidden)
+    assert any("127.0.0.1" in interface.addresses and interface.up for interface in interfaces())
 
 
 def test_live_peers_are_remembered_by_the_address_that_works(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
+import trio.testing
 
 from meshd.gossip import health_sampler
 from meshd.gossip.health_sampler import HealthSampler, sample
@@ -33,10 +35,34 @@ def test_a_sensor_that_fails_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("a platform's surprise")
 
+    def hidden() -> None:
+        raise OSError("Load averages are unobtainable")
+
+    monkeypatch.setattr(psutil, "getloadavg", hidden)
     monkeypatch.setattr(psutil, "sensors_battery", broken)
     monkeypatch.setattr(psutil, "sensors_temperatures", broken, raising=False)
     health = sample()
-    assert (health.battery_pct, health.on_ac, health.temp_c) == (None, None, None)
+    assert (health.load1, health.battery_pct, health.on_ac, health.temp_c) == (0.0, None, None, None)
+
+
+def test_a_device_that_is_out_of_descriptors_is_sampled_once_it_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    memory = psutil.virtual_memory
+
+    def full() -> object:
+        looks.append(1)
+        if len(looks) <= 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return memory()
+
+    monkeypatch.setattr(psutil, "virtual_memory", full)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(HealthSampler(lambda _: nursery.cancel_scope.cancel()).run)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(looks) == 3
 
 
 def test_a_sample_is_completed_by_the_daemon_and_told() -> None:

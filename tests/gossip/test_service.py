@@ -335,6 +335,18 @@ def test_a_name_that_is_long_looked_up_keeps_no_address_waiting(monkeypatch: pyt
     trio.run(main)
 
 
+def test_a_device_that_is_out_of_descriptors_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        monkeypatch.setattr("meshd.gossip.addresses.psutil.net_if_addrs", full)
+        async with room(Device("a"), Device("b")):
+            pass
+
+    trio.run(main)
+
+
 def test_a_taken_port_is_refused_with_the_flag() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as held:
         held.bind(("127.0.0.1", 0))
