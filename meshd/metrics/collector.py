@@ -72,7 +72,9 @@ class RoomCollector(Collector):
         yield _gauge("meshd_requests_in_flight", "Requests owned or passed on now.", self._sources.in_flight())
         yield _gauge("meshd_tasks", "Tasks of the daemon's event loop.", self._sources.tasks())
         yield _gauge("meshd_memory_available_bytes", "Memory this device has free.", health.ram_free_mb * MB)
-        yield _gauge("meshd_node_jammed", "1 while this node's engine is stuck.", health.jammed)
+        yield _gauge(
+            "meshd_node_jammed", "1 while this device is too busy, hot, full or empty to be given work.", health.jammed
+        )
         yield _gauge("meshd_warnings", "Warnings on /status.", len(facts.warnings))
         if health.battery_pct is not None:
             yield _gauge("meshd_battery_ratio", "Charge of the battery, 0 to 1.", health.battery_pct / 100)
@@ -105,13 +107,12 @@ class RoomCollector(Collector):
         for status in NodeStatus:
             members.add_metric([str(status)], counts[status])
         yield members
-        unadmitted = sum(m.admitted is not True for m in directory.peers if m.advert.layers is not None)
+        here = [m for m in directory.peers if m.state not in (NodeStatus.DEAD, NodeStatus.LEFT)]
+        unadmitted = sum(m.admitted is not True for m in here if m.advert.layers is not None)
         yield _gauge("meshd_peers_not_admitted", "Peers with layers that are not proven to this node.", unadmitted)
-        yield _gauge(
-            "meshd_peers_one_way", "Peers that are heard but do not hear.", sum(m.one_way for m in directory.peers)
-        )
+        yield _gauge("meshd_peers_one_way", "Peers that are heard but do not hear.", sum(m.one_way for m in here))
         rtt = GaugeMetricFamily("meshd_peer_round_trip_seconds", "Round trip to a peer.", labels=["peer"])
-        for member in directory.peers:
+        for member in here:
             if member.rtt_ms is not None:
                 rtt.add_metric([directory.label(member.node_id)], member.rtt_ms / 1000)
         yield rtt

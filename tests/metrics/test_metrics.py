@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from meshd.api.node import NodeFacts
 from meshd.chain.request import Finished, GenerationRequest, HopReport, Recovery, RouteUse, Started, Timings
+from meshd.directory import Directory
 from meshd.errors import Busy, StageUnavailable
 from meshd.eventlog import EventLog
 from meshd.inference.engine import Run
@@ -24,7 +25,7 @@ from meshd.metrics.collector import RoomCollector, Sources
 from meshd.metrics.instruments import Instruments
 from meshd.metrics.measured import MeasuredChain, MeasuredEngine
 from meshd.models.hash_model import parse_hash_model
-from meshd.vocabulary import LayerRange, SessionId
+from meshd.vocabulary import LayerRange, NodeStatus, SessionId
 from tests.api.rig import SPEC, TWO
 from tests.fakes.chain import N1, N2, FakeChain
 
@@ -227,11 +228,11 @@ def test_events_count_suspicions_and_admissions_even_when_the_log_is_quiet() -> 
     assert out.getvalue() == ""
 
 
-def collected() -> Instruments:
+def collected(directory: Directory = TWO) -> Instruments:
     instruments = Instruments()
     engine = HashEngine(parse_hash_model("hash:30").spec, LayerRange(0, 15), kv_bytes=1000)
     sources = Sources(
-        view=lambda: (TWO, NodeFacts(state="ready", name="n1", version="1"), SPEC),
+        view=lambda: (directory, NodeFacts(state="ready", name="n1", version="1"), SPEC),
         engine=lambda: engine,
         in_flight=lambda: 2,
         tasks=lambda: 8,
@@ -253,6 +254,15 @@ def test_the_parts_own_counters_are_read_at_the_scrape() -> None:
     assert found['meshd_gossip_packets_rejected_total{reason="key"}'] == 5
     assert found['meshd_gossip_send_errors_total{error="EPERM"}'] == 6
     assert found["meshd_failovers_total"] == 7
+
+
+@pytest.mark.parametrize(("state", "shown"), [(NodeStatus.SUSPECT, 1), (NodeStatus.DEAD, 0), (NodeStatus.LEFT, 0)])
+def test_who_is_gone_is_no_peer_that_something_is_wrong_with(state: NodeStatus, shown: int) -> None:
+    """It is remembered for a quarter of an hour."""
+    peer = replace(TWO.peers[0], state=state, admitted=None, one_way=True, rtt_ms=250.0)
+    found = values(collected(TWO.replace([*([TWO.me] if TWO.me else []), peer])))
+    assert found["meshd_peers_not_admitted"] == found["meshd_peers_one_way"] == shown
+    assert ('meshd_peer_round_trip_seconds{peer="n2"}' in found) == bool(shown)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
