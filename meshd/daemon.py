@@ -172,7 +172,7 @@ class Daemon:
             log=self.log,
             on_verdict=self._rebuild,
         )
-        self.roster = Roster(identity.node_id, self.admitting.verdict)
+        self.roster = Roster(identity.node_id, self.admitting.verdict, self.barred)
         self.log.label = lambda: self.directory().label(identity.node_id) if self.directory().me else config.name
         self.claims = ClaimWatch(self.roster, self.log)
         self.gaps = GapWatch(self.log)
@@ -253,7 +253,6 @@ class Daemon:
             on_addresses=self._on_addresses,
             fill_health=self._on_health,
             on_packet=self.links.heard,
-            barred=self.barred,
         )
 
     def _node(self) -> Node:

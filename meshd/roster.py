@@ -7,11 +7,11 @@ opinion of every node and not two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from meshd.directory import Directory, Member
-from meshd.vocabulary import Advert, Endpoint, Health, NodeId, NodeStatus
+from meshd.vocabulary import BARRED, Advert, Endpoint, Health, NodeId, NodeStatus
 
 Verdict = tuple[bool | None, str]
 
@@ -22,10 +22,12 @@ def _no_verdict(_: Advert) -> Verdict:
 
 @dataclass(slots=True)
 class Roster:
-    """Collects facts; `build` makes the next directory of them. ``verdict`` says whether an advert's shard is proven."""
+    """Collects facts; `build` makes the next directory of them. ``verdict`` says whether an advert's shard is proven. Who is
+    ``barred`` lives as gossip says, but no link to it can be made: whatever it proved, nothing may be built on it here."""
 
     self_id: NodeId
     verdict: Callable[[Advert], Verdict] = _no_verdict
+    barred: Container[NodeId] = frozenset()
     directory: Directory = field(init=False)
     _me: Member | None = None
     _peers: list[Member] = field(default_factory=list)
@@ -69,6 +71,8 @@ class Roster:
         return self.directory
 
     def _judged(self, member: Member) -> Member:
+        if member.node_id in self.barred:
+            return replace(member, admitted=False, admission=BARRED)
         admitted, reason = self.verdict(member.advert) if member.advert.layers is not None else (None, "")
         run, ratio = self._claim_ratio.get(member.node_id, ((0, 0), None))
         if run != (member.advert.epoch, member.advert.generation):

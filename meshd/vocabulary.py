@@ -168,6 +168,10 @@ class NodeStatus(StrEnum):
     DRAINING = "draining"
 
 
+BARRED: Final = "on the block list"
+"""Why a member is not admitted that may be well, but is not wanted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """A range that a node is taking: shown, never routed to."""

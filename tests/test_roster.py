@@ -43,6 +43,20 @@ def test_nobody_is_routed_to_without_a_verdict() -> None:
     assert roster.build().replicas(WHOLE, "d")
 
 
+def test_nothing_is_built_on_who_is_barred() -> None:
+    """It has the mesh key and goes on saying that it lives; but no link to it can be made."""
+    barred = set[NodeId]()
+    roster = Roster(ME, barred=barred)
+    roster.set_peers([Member(advert(A))])
+    before = roster.build()
+    assert before.replicas(WHOLE, "d")
+    barred.add(A)
+    after = roster.build()
+    assert not after.replicas(WHOLE, "d")
+    assert not after.members[A].proven(judged=False)
+    assert after.version > before.version
+
+
 def test_this_node_counts_once_it_has_proven_itself() -> None:
     roster = Roster(ME)
     roster.set_self(advert(ME), Health(), proven=False)

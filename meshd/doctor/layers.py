@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshd.doctor.finding import Document, Documents, Finding, at, shell, span
+from meshd.vocabulary import BARRED
 
 
 def findings(documents: Documents) -> Iterator[Finding]:
@@ -97,8 +98,8 @@ def _not_admitted(documents: Documents) -> Iterator[Finding]:
     by_name = {peer.get("name"): peer for peer in documents.everybody}
     for each in documents.hive.get("not_admitted", ()):
         peer = by_name.get(each["name"], {})
-        if peer.get("admitted") is not False or peer.get("incompatible"):
-            continue  # not yet probed, or a matter of versions
+        if peer.get("admitted") is not False or peer.get("incompatible") or peer.get("admission") == BARRED:
+            continue  # not yet probed, a matter of versions, or somebody's will
         model = str(peer.get("model") or documents.hive.get("model") or "")
         text = f"{each['name']} computed something else than its layers should and gets no traffic: {each['reason']}"
         remedy = (

@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -83,8 +83,7 @@ class GossipService:
     ``on_change(members)`` is called in the event loop when anything changed and once a second; ``on_event(name, fields)``
     for the event log, with ``node`` and ``name`` of whom it is about among the fields; ``on_addresses`` when what should be
     advertised changes (the daemon answers with `set_advert`); ``on_packet`` for every datagram of another node itself. None
-    of them may block or raise. Of whom is ``barred`` no datagram is read, as no link to it is made: nobody could use what it
-    holds, so it must not count as a replica.
+    of them may block or raise.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class GossipService:
         on_addresses: Callable[[tuple[Endpoint, ...]], None] | None = None,
         fill_health: Callable[[Health], Health] | None = None,
         on_packet: Callable[[NodeId], None] | None = None,
-        barred: Container[NodeId] = frozenset(),
         rng: random.Random | None = None,
     ) -> None:
         self.links = links
@@ -117,7 +115,6 @@ class GossipService:
         self._sealer, self._opener, self._boot = sealer, opener, boot
         self._on_change, self._on_event, self._on_addresses = on_change, on_event, on_addresses
         self._on_packet = on_packet
-        self._barred = barred
         self._core = GossipCore(
             advert, settings, sign=sign, verify=verify, rng=rng or random.SystemRandom(), now=trio.current_time()
         )
@@ -269,9 +266,7 @@ class GossipService:
         for data, source in self._transport.drain(sockets):
             try:
                 sender, boot, payload = self._opener.open_untrusted(data)
-                if sender in self._barred:
-                    self.rejected["barred"] += 1
-                elif sender != self._core.node_id:
+                if sender != self._core.node_id:
                     self._perform(self._core.receive(payload, sender, source, trio.current_time()))
                     if self._on_packet is not None:
                         self._on_packet(sender)

@@ -1,5 +1,4 @@
-"""Node ids that are barred: a file with one id a line, for a lost device whose room keeps its mesh key. No link to one is made
-and no datagram of one is read.
+"""Node ids that are barred from links: a file with one id a line, for a lost device whose room keeps its mesh key.
 
 Read again when the file changes, so that barring a node needs no restart. `BlockList.read` raises for a damaged file (call it
 once at start); a question asked while the file is damaged is answered from the last good list, and the damage is logged once.

@@ -10,6 +10,7 @@ import pytest
 
 from meshd.doctor.finding import Documents, Finding, Probe
 from meshd.doctor.layers import hangs_on
+from meshd.vocabulary import BARRED
 from tests.doctor.documents import findings, healthy, hive, peer
 
 
@@ -164,6 +165,11 @@ def test_what_is_fine_is_not_found() -> None:
         findings(healthy(), status={"mdns": "off"}),  # found each other without
     )
     assert quiet == ([],) * len(quiet)
+
+
+def test_who_is_barred_is_not_broken() -> None:
+    barred = hive(not_admitted=[{"name": "n2", "reason": BARRED}])
+    assert findings(changed(1, admitted=False, admission=BARRED), of=barred) == []
 
 
 def test_a_clone_that_is_cured_is_found_no_more() -> None:

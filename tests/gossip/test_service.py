@@ -46,8 +46,6 @@ class Device:
         self.endpoint = LOOPBACK
         self.scope = trio.CancelScope()
         self.service: GossipService | None = None
-        self.links: LinkPool | None = None
-        self.barred: set[NodeId] = set()
 
     @property
     def node_id(self) -> NodeId:
@@ -80,17 +78,15 @@ class Device:
             options=options,
             on_change=self._change,
             on_event=lambda name, fields: self.events.append((name, fields)),
-            barred=self.barred,
             rng=Random(self.name),
         )
-        pool = self.links = LinkPool(
+        pool = LinkPool(
             self.node_id,
             security=LinkTls(self.key, RING),
             say_hello=dict,
             on_hello=lambda *_: None,
             addresses=service.addresses_of,
             on_lost=lambda *_: None,
-            barred=self.barred,
         )
         service.links = pool
         with self.scope:
@@ -250,25 +246,6 @@ def test_a_clone_of_a_device_is_reported_by_both_addresses() -> None:
             await b.until(lambda: "conflict" in [name for name, _ in b.events])
             fields = next(fields for name, fields in b.events if name == "conflict")
             assert set(fields["addresses"]) == {str(b.endpoint), str(clone.endpoint)}
-
-    trio.run(main)
-
-
-def test_a_device_that_everybody_bars_is_dead_to_the_room() -> None:
-    """It has the mesh key and goes on talking, but no link to it can be made: nobody may count on what it holds."""
-
-    async def main() -> None:
-        a, b, thief = devices = [Device(name) for name in "abt"]
-        async with room(*devices):
-            for device in (a, b):
-                device.barred.add(thief.node_id)
-                assert device.links is not None
-                device.links.close(thief.node_id)
-            for device in (a, b):
-                await device.until_sees(thief, NodeStatus.DEAD)
-                assert device.service is not None
-                assert device.service.rejected["barred"] > 0
-            assert a.sees(b, NodeStatus.ALIVE)
 
     trio.run(main)
 
