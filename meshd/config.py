@@ -10,6 +10,7 @@ argparse, not typer: this module is in the daemon, which stays small (typer and 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import socket
 import tomllib
@@ -42,6 +43,18 @@ def _named(endpoint: Endpoint) -> Endpoint:
         endpoint.host.encode("idna")
     except UnicodeError:
         raise ValueError(f"{endpoint.host[:200]!r} cannot be the name of a host") from None
+    return endpoint
+
+
+def _advertised(text: str) -> Endpoint:
+    """Told to peers as it is: an address that stands for all of a device is to each of them its own."""
+    endpoint = _endpoint(0)(text)
+    try:
+        nowhere = ipaddress.ip_address(endpoint.host.partition("%")[0]).is_unspecified
+    except ValueError:
+        nowhere = False
+    if nowhere:
+        raise ValueError(f"{text!r} is no address that a peer can reach; give the one of an interface, or leave it out")
     return endpoint
 
 
@@ -187,7 +200,7 @@ class Config:
         "UDP gossip and TCP links (default: 127.0.0.1:8091; with a mesh key 0.0.0.0:8091)",
     )
     advertise: Endpoint | None = _option(
-        _endpoint(0), None, "HOST[:PORT]", "address that peers reach this node at (default: per interface)"
+        _advertised, None, "HOST[:PORT]", "address that peers reach this node at (default: per interface)"
     )
     join: tuple[Endpoint, ...] = _option(_join_list, (), "HOST:PORT[,...]", "mesh addresses of nodes to join")
     next: tuple[Endpoint, ...] = _option(

@@ -59,6 +59,8 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--model", "../x"], "--model"),
         (["--name", "a b"], "--name"),
         (["--http", "0.0.0.0:1"], "--http 0.0.0.0:1 is not loopback"),
+        (["--advertise", "0.0.0.0:8091"], "--advertise: '0.0.0.0:8091' is no address that a peer can reach"),
+        (["--advertise", "[::]"], "--advertise: '[::]' is no address"),
         (["--http", "127.0.0.1:x"], "'x' is not a port"),
         (["--http", "..:1"], "--http: '..' cannot be the name of a host"),
         (["--mesh", f"{'a' * 300}:1"], "--mesh: 'aaa"),
