@@ -191,6 +191,10 @@ class GossipCore:
         self._pause(gap_s, now)
         return self._done(now)
 
+    def met(self, endpoint: Endpoint, node_id: NodeId) -> None:
+        """That node answered there, whether it tells that address or not."""
+        self._seeker.candidates.answered(endpoint, node_id)
+
     def echo(self, source: Endpoint) -> None:
         """One of our own datagrams came back from there: that address is ours."""
         self._seeker.candidates.ours(source)

@@ -386,7 +386,9 @@ class GossipService:
         assert self.links is not None  # noqa: S101 - `_start` has looked
         if exchange.node is not None:
             return await self.links.get(exchange.node)
-        return await self.links.dial(exchange.endpoints[0])
+        link = await self.links.dial(exchange.endpoints[0])
+        self._core.met(exchange.endpoints[0], link.peer)
+        return link
 
     async def _serve_exchange(self, peer: NodeId, first: Message, stream: Stream) -> None:
         message: Message | None = first

@@ -49,7 +49,8 @@ class Seeker:
         settings = self._room.settings
         self._room.timers.set(("reconnect", None), now + (settings.period_s if alone else settings.reconnect_s))
         self._try_dead(now)
-        unmet = self.candidates.unmet(self._met())
+        live = {r.node_id for r in self._room.records.values() if r.live}
+        unmet = self.candidates.unmet(self._met(), live)
         for endpoint in self._room.rng.sample(unmet, min(_GREETINGS, len(unmet))):
             self._greet(endpoint, now)
         if unmet and (alone or self._room.rng.random() < _DIAL_SHARE):

@@ -463,3 +463,22 @@ def test_who_was_driven_high_can_still_be_accused_and_answers() -> None:
         assert victim.advert.incarnation == high + 1
         other.receive(word(0, incarnation=high + 1), node_id(0), endpoint(0), 1.1)
         assert other.state_of(node_id(0)) is NodeStatus.ALIVE
+
+
+def test_an_address_at_which_a_live_member_answered_is_tried_no_more() -> None:
+    """It may answer where it does not say that it is: behind a forwarded port, through a tunnel."""
+    alias = Endpoint("203.0.113.5", 9000)
+
+    def tried(c: GossipCore, start: int, end: int, *, alive: bool) -> bool:
+        effects: list[Effect] = []
+        for second in range(start, end):
+            effects += c.heard(node_id(1), float(second)) if alive else []
+            effects += c.tick(float(second))
+        return any(isinstance(e, Exchange) and e.endpoints == (alias,) for e in effects)
+
+    c = met(1)
+    assert Exchange(None, (alias,)) in c.join([alias], 1.0)
+    assert tried(c, 1, 100, alive=True)
+    c.met(alias, node_id(1))
+    assert not tried(c, 100, 200, alive=True)
+    assert tried(c, 200, 300, alive=False)
