@@ -75,6 +75,7 @@ from meshd.routing.bandit import BanditPlanner
 from meshd.vocabulary import Advert, Endpoint, Health, NodeId
 
 DRAIN_S: Final = 10.0
+BLOCKED: Final = "blocked"
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ async def _run(config: Config) -> None:
     with StateFolder(config.state) as folder, Notifier() as notifier:
         identity = node_key.begin_run(folder)
         ring = mesh_key.load(config.mesh_key_path) if config.mesh_key_path.exists() else None
+        BlockList(config.state / BLOCKED).read()  # raises for a damaged one: at a start nobody would be barred
         async with bound(config) as sockets, trio.open_nursery() as nursery:
             await Daemon(config, identity, ring, sockets, nursery).run(notifier)
             nursery.cancel_scope.cancel()
@@ -150,7 +152,7 @@ class Daemon:
             min_sample_tokens=config.route_min_sample_tokens,
             seed=config.route_seed,
         )
-        self.barred = BlockList(config.state / "blocked")
+        self.barred = BlockList(config.state / BLOCKED)
         self.links = self._make_links()
         self.store = ModelStore.under(config.state)
         self.share = ModelShare(self.store, lambda: self.serving.served)

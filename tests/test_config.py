@@ -115,6 +115,16 @@ def test_a_state_folder_that_is_none_names_its_flag(tmp_path: Path) -> None:
         load(["--config", str(tmp_path)], {"MESHD_STATE_DIR": str(tmp_path)})
 
 
+def test_a_block_list_that_cannot_be_read_whole_lets_nobody_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Later the last good list stays in force; at the start there is none."""
+    (tmp_path / "blocked").write_text("a1b2\n")
+    argv = ["start", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0", "--no-mdns", "--state-dir", str(tmp_path)]
+    assert run(argv) == 1
+    assert f"block list {tmp_path / 'blocked'}, line 1: 'a1b2' is not a node id" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--mesh-key", "--state-dir"])
 def test_a_folder_that_may_not_be_searched_names_the_flag(
     flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
