@@ -9,13 +9,13 @@ import trio
 
 from meshd.errors import MeshdError
 from meshd.links.wire import Links
-from meshd.vocabulary import Endpoint
+from meshd.vocabulary import Endpoint, NodeId
 
 REDIAL_S: Final = 0.4
 
 
 async def keep_links(links: Links, endpoints: Sequence[Endpoint], log: Callable[[str], None]) -> None:
-    """Dial each address again whenever its link is gone. Runs until cancelled."""
+    """Dial each address again whenever there is no link to the node that answered there. Runs until cancelled."""
     async with trio.open_nursery() as nursery:
         for endpoint in endpoints:
             nursery.start_soon(_keep, links, endpoint, log)
@@ -23,10 +23,14 @@ async def keep_links(links: Links, endpoints: Sequence[Endpoint], log: Callable[
 
 async def _keep(links: Links, endpoint: Endpoint, log: Callable[[str], None]) -> None:
     last = ""
+    peer: NodeId | None = None
     while True:
         try:
-            link = await links.dial(endpoint)
-            last = ""
+            # A pair keeps few connections: a new one for each that gave way to another would drive that one out in turn.
+            link = links.live(peer) if peer is not None else None
+            if link is None:
+                link = await links.dial(endpoint)
+            peer, last = link.peer, ""
             await link.closed()
         except MeshdError as error:
             if error.message != last:
