@@ -248,6 +248,8 @@ class GossipCore:
         """We did not run: nobody's silence meanwhile means anything. Ask first."""
         self._detector.abandon(now)
         self._room.awareness.change(1)
+        if gap >= self.settings.tombstone_s:
+            self._roster.doubt()
         self._regain(gap, now)
         self._room.effects.append(Event("pause", self.node_id, self._owner.advert.name, {"gap_s": round(gap, 3)}))
 
@@ -301,6 +303,7 @@ class GossipCore:
     def _alive(self, record: Record, now: float) -> None:
         """A packet of its own, or of its link."""
         record.last_heard_at = now
+        record.doubted = False
         gap = self._room.guard.heard(now, self._room.live_peers)
         if gap:
             self._regain(gap, now)

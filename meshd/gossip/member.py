@@ -42,6 +42,7 @@ class Record:
     answered: bool = False  # something that only this run of ours asked: its datagrams are no recording
     via: str = "gossip"
     direct_failures: int = 0
+    doubted: bool = False  # from before a pause so long that the room may have forgotten it: not passed on
     wire_seen: int | None = None  # of a run too far away to be read
     suspicion: Suspicion | None = None
     health: Health = field(default_factory=Health)

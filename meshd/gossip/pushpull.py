@@ -38,6 +38,7 @@ class PushPull:
             return None
         record = self._roster.learn_untrusted(word, now)
         if record is not None:
+            record.doubted = False
             return record
         said, body, signature = statement.read_untrusted(word.statement)
         if said.node_id != self._room.node_id:
@@ -63,6 +64,8 @@ class PushPull:
             return None
         self.differed = True
         theirs = {entry.node_id: entry.version for entry in message.entries}
+        for record in (r for r in self._room.records.values() if r.node_id in theirs):
+            record.doubted = False
         ours = dict(self._versions())
         news = [n for n, v in ours.items() if v > theirs.get(n, (-1, -1))]
         wants = [n for n, v in theirs.items() if v > self._version(n) and n != self._room.node_id]
@@ -108,16 +111,17 @@ class PushPull:
         assert self._room.statement is not None  # noqa: S101 - as above
         total = int.from_bytes(self._room.statement.digest, "big")
         for record in self._room.records.values():
-            if record.live and record.belief.statement is not None and not record.wants_advert:
+            if record.live and record.belief.statement is not None and not (record.wants_advert or record.doubted):
                 total ^= int.from_bytes(record.belief.statement.digest, "big")
         return total.to_bytes(statement.HASH_BYTES, "big")
 
     def _versions(self) -> list[tuple[NodeId, tuple[int, int]]]:
-        """Whose statements we can give: the living, ourselves, and those who left."""
+        """Whose statements we can give: the living, ourselves, and those who left; nobody that we doubt ourselves."""
         known = [
             (r.node_id, r.belief.statement.version)
             for r in self._room.records.values()
-            if r.belief.statement is not None and r.belief.rank is not Rank.DEAD and not r.wants_advert
+            if r.belief.statement is not None and r.belief.rank is not Rank.DEAD
+            if not (r.wants_advert or r.doubted)
         ]
         advert = self._owner.advert
         return [(self._room.node_id, (advert.epoch, advert.incarnation)), *known]

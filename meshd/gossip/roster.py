@@ -187,6 +187,12 @@ class Roster:
                 record.suspicion.started += by_s
                 self._time(record)
 
+    def doubt(self) -> None:
+        """We were away for so long that whoever went meanwhile is forgotten: what we know of it would bring it back."""
+        for record in self._room.records.values():
+            record.doubted = True
+            self._room.rumours.drop(record.node_id)
+
     # --- consequences
 
     def _settle(self, record: Record, before: Belief, now: float) -> None:

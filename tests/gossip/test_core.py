@@ -359,6 +359,33 @@ def test_two_tables_agree_after_one_exchange() -> None:
     assert a.exchange_reply(node_id(7), answer, 2.0)[0] is None
 
 
+@pytest.mark.parametrize("sleeper_calls", [True, False])
+def test_a_device_that_slept_for_long_brings_back_nobody_it_has_not_heard_since(sleeper_calls: bool) -> None:
+    """Node 1 went while it slept, and the room has forgotten it: to the room its statement would be a newcomer's."""
+    sleeper, other = met(1, 2), core(2)
+    other.receive(word(0), node_id(0), endpoint(0), 0.1)
+
+    def exchange(now: float) -> None:
+        caller, server = (sleeper, other) if sleeper_calls else (other, sleeper)
+        message: bytes | None = caller.exchange_begin()
+        while message is not None:
+            answer, _ = server.exchange_serve(caller.node_id, message, now)
+            assert answer is not None
+            message, _ = caller.exchange_reply(server.node_id, answer, now)
+
+    effects = sleeper.resumed(SETTINGS.tombstone_s, 10.0)
+    effects += sleeper.tick(10.2)
+    for effect in effects:
+        if isinstance(effect, Send) and effect.to == endpoint(2):
+            other.receive(effect.payload, node_id(0), endpoint(0), 10.2)
+    exchange(11.0)
+    assert other.state_of(node_id(1)) is None
+    assert sleeper.state_of(node_id(1)) is NodeStatus.ALIVE
+    sleeper.heard(node_id(1), 12.0)
+    exchange(13.0)
+    assert other.state_of(node_id(1)) is NodeStatus.ALIVE
+
+
 def test_an_exchange_does_not_carry_deaths() -> None:
     a, b = met(1, 2, 3), core(4)
     for i in (0, 1, 2, 3):
