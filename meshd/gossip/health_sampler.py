@@ -77,10 +77,11 @@ def _memory_mb() -> tuple[int, int]:
 
 
 def _reclaimable() -> int:
-    """Page cache that the container would give up before it runs out."""
+    """Page cache that the container would give up before it runs out; weights that are used from their file are active, and
+    count as available outside a container, too."""
     try:
         lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
     except (OSError, ValueError, IndexError):
         return 0
 

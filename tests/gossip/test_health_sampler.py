@@ -25,8 +25,8 @@ def test_a_containers_limit_counts_and_its_page_cache_is_free(tmp_path: Path, mo
     monkeypatch.setattr(health_sampler, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{64 * MB}\n")
     (tmp_path / "memory.current").write_text(f"{60 * MB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {10 * MB}\n")
-    assert (sample().ram_free_mb, sample().ram_total_mb) == (14, 64)
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {10 * MB}\nactive_file {20 * MB}\n")
+    assert (sample().ram_free_mb, sample().ram_total_mb) == (34, 64)
     (tmp_path / "memory.max").write_text("max\n")
     assert sample().ram_total_mb > 64
 
