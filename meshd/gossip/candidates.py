@@ -6,7 +6,7 @@ member tells of itself. Which are our own is found out anew when our addresses c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from meshd.vocabulary import Endpoint, NodeId
@@ -55,9 +55,10 @@ class Candidates:
         """How a member at these addresses was first heard of, if we had looked for it."""
         return next((self._via[e] for e in endpoints if e in self._via), None)
 
-    def unmet(self, met: Collection[Endpoint], live: Container[NodeId] = frozenset()) -> list[Endpoint]:
+    def unmet(self, met: Collection[Endpoint], lives: Callable[[NodeId], bool]) -> list[Endpoint]:
         """Those that no live member answers at."""
-        return [e for e in self._via if e not in met and e not in self._own and self._owner.get(e) not in live]
+        answering = {e for e, owner in self._owner.items() if lives(owner)}
+        return [e for e in self._via if e not in met and e not in self._own and e not in answering]
 
     def _make_room(self) -> bool:
         """Drop the oldest that nobody asked for by name."""

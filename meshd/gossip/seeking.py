@@ -14,7 +14,7 @@ from meshd.gossip.effects import Exchange
 from meshd.gossip.membership import Rank
 from meshd.gossip.room import Room
 from meshd.gossip.wire import Kind
-from meshd.vocabulary import Endpoint
+from meshd.vocabulary import Endpoint, NodeId
 
 _DIALS: Final = 2  # links dialled for candidates at once; datagrams go to all of them
 _GREETINGS: Final = 8  # candidates tried a turn
@@ -49,12 +49,15 @@ class Seeker:
         settings = self._room.settings
         self._room.timers.set(("reconnect", None), now + (settings.period_s if alone else settings.reconnect_s))
         self._try_dead(now)
-        live = {r.node_id for r in self._room.records.values() if r.live}
-        unmet = self.candidates.unmet(self._met(), live)
+        unmet = self.candidates.unmet(self._met(), self._lives)
         for endpoint in self._room.rng.sample(unmet, min(_GREETINGS, len(unmet))):
             self._greet(endpoint, now)
         if unmet and (alone or self._room.rng.random() < _DIAL_SHARE):
             self._room.effects.append(Exchange(None, (self._room.rng.choice(unmet),)))
+
+    def _lives(self, node_id: NodeId) -> bool:
+        record = self._room.records.get(node_id)
+        return record is not None and record.live
 
     def _met(self) -> set[Endpoint]:
         return {e for r in self._room.records.values() if r.live for e in r.endpoints()}

@@ -209,15 +209,15 @@ def test_candidates_are_bounded_and_joins_are_kept() -> None:
     assert candidates.add([asked, asked], "join") == [asked]
     crowd = [Endpoint("10.1.0.1", 1000 + i) for i in range(2 * MAX_CANDIDATES)]
     candidates.add(crowd, "mdns")
-    assert len(candidates.unmet([])) == MAX_CANDIDATES
+    assert len(candidates.unmet([], lambda _: False)) == MAX_CANDIDATES
     assert candidates.via([asked]) == "join"
     candidates.remove([asked], "mdns")
-    assert asked in candidates.unmet([])
+    assert asked in candidates.unmet([], lambda _: False)
     candidates.ours(asked)
     assert candidates.add([asked], "join") == []
-    assert asked not in candidates.unmet([])
+    assert asked not in candidates.unmet([], lambda _: False)
     candidates.moved()
-    assert asked in candidates.unmet([])
+    assert asked in candidates.unmet([], lambda _: False)
 
 
 # --- jam
