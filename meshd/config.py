@@ -26,6 +26,7 @@ from meshd.vocabulary import Endpoint, LayerRange, is_model_name, is_node_name
 
 HTTP_PORT: Final = 8090
 MESH_PORT: Final = 8091
+_DTYPES: Final = ("bf16", "fp16", "fp32", "int8")
 
 
 def _endpoint(default_port: int) -> Callable[[str], Endpoint]:
@@ -79,8 +80,13 @@ def _layers(text: str) -> LayerRange | None:
 
 def _model(text: str) -> str:
     # The hash model's options (layer_mb and so on) are not part of its name; its own parser judges them.
-    if not text.startswith("hash:") and not is_model_name(text):
+    if text.startswith("hash:"):
+        return text
+    if not is_model_name(text):
         raise ValueError(f"{text!r} is not a model name")
+    _, variant, dtype = text.partition("@")
+    if variant and dtype not in _DTYPES:
+        raise ValueError(f"{text!r}: {dtype!r} is not one of {', '.join(_DTYPES)}")
     return text
 
 
@@ -220,7 +226,7 @@ class Config:
     )
     device: str = _option(_device, "auto", "auto|cpu|cuda|mps", "where the layers run (cuda, mps: not built yet)")
     dtype: str = _option(
-        _choice("auto", "bf16", "fp16", "fp32", "int8"),
+        _choice("auto", *_DTYPES),
         "auto",
         "auto|bf16|fp16|fp32|int8",
         "arithmetic (auto: the checkpoint's)",

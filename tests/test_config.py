@@ -57,6 +57,7 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--device", "cuda"], "on the CPU only"),
         (["--device", "tpu"], "'tpu' is not one of"),
         (["--model", "../x"], "--model"),
+        (["--model", "m@int9"], "'int9' is not one of bf16"),
         (["--name", "a b"], "--name"),
         (["--http", "0.0.0.0:1"], "--http 0.0.0.0:1 is not loopback"),
         (["--advertise", "0.0.0.0:8091"], "--advertise: '0.0.0.0:8091' is no address that a peer can reach"),

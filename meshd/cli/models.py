@@ -70,7 +70,11 @@ def ensure(name: str) -> tuple[ModelSpec, Path | None]:
     if is_hash_model(name):
         return parse_hash_model(name).spec, None
     store = ModelStore.under(state_dir(None))
-    return (store.find(name) or _pull(name, store)).spec, store.root
+    found = store.find(name)
+    if found is None:
+        _pull(name.partition("@")[0], store)  # a dtype is how it is computed; the files are the same
+        found = store.get(name)
+    return found.spec, store.root
 
 
 def _pull(name: str, store: ModelStore) -> StoredModel:

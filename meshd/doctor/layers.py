@@ -100,7 +100,8 @@ def _not_admitted(documents: Documents) -> Iterator[Finding]:
         peer = by_name.get(each["name"], {})
         if peer.get("admitted") is not False or peer.get("incompatible") or peer.get("admission") == BARRED:
             continue  # not yet probed, a matter of versions, or somebody's will
-        model = str(peer.get("model") or documents.hive.get("model") or "")
+        name = str(peer.get("model") or documents.hive.get("model") or "")
+        model = name.partition("@")[0]  # every dtype is of its files
         text = f"{each['name']} computed something else than its layers should and gets no traffic: {each['reason']}"
         remedy = (
             "its copy of the weights, its memory or its torch is broken: take it out, fetch the model again, start it"

@@ -101,7 +101,10 @@ class ModelStore:
             return model
         if not is_model_name(name):
             raise ModelNotFound(f"{name[:200]!r} is not a model name")
-        raise ModelNotFound(f"no model {name!r} in {self.root}: 'meshd pull {name}' fetches it")
+        base, _, dtype = name.partition("@")
+        if dtype and dtype not in DTYPES:
+            raise ModelNotFound(f"no model {name!r}: {dtype!r} is not one of {', '.join(DTYPES)}")
+        raise ModelNotFound(f"no model {name!r} in {self.root}: 'meshd pull {base}' fetches it")
 
     def by_digest(self, digest: str) -> StoredModel | None:
         """The model with that digest, be it a variant's."""
@@ -114,13 +117,15 @@ class ModelStore:
         return None
 
     def remove(self, name: str) -> int:
-        """Forget a model, a damaged one too, and unlink its files. The bytes freed (0 when another name shares them)."""
-        base = name.partition("@")[0]
+        """Forget a model, a damaged one too, and unlink its files. The bytes freed (0 when another name shares them). A variant
+        (``@dtype``) has no files: ModelNotFound, so that nobody loses the model that it is computed from."""
         with self._changing():
             registry = self._registry()
-            if not is_model_name(name) or base not in registry:
-                raise ModelNotFound(f"no model {name[:200]!r} in {self.root}")
-            folder = self.root / registry.pop(base)
+            if name not in registry:
+                base, variant, _ = name[:200].partition("@")
+                hint = f"{base} has the files of every dtype" if variant and base in registry else "see `meshd models`"
+                raise ModelNotFound(f"no model {name[:200]!r} in {self.root}: {hint}")
+            folder = self.root / registry.pop(name)
             self._write_registry(registry)
             if folder.name in registry.values():
                 return 0

@@ -111,6 +111,14 @@ def test_removing_frees_the_disk_unless_another_name_shares_it(store: ModelStore
         store.remove("b")
 
 
+def test_removing_a_variant_costs_nobody_the_model(store: ModelStore) -> None:
+    install(store, "m")
+    for name in ("m@int8", "m@int9"):
+        with pytest.raises(ModelNotFound, match="m has the files of every dtype"):
+            store.remove(name)
+    assert store.get("m@int8").path.is_dir()
+
+
 def test_a_new_version_takes_the_name_and_the_old_one_goes(store: ModelStore) -> None:
     old, new = install(store, "m"), install(store, "m", rope_theta=5.0)
     assert old.spec.digest != new.spec.digest
