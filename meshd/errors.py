@@ -188,6 +188,10 @@ class NotReady(MeshdError):
     retry_after_s: ClassVar[float] = 1.0
 
 
+class NoOtherEntry(NotReady):
+    """Nobody else of the room can take requests for the model now either."""
+
+
 class DeadlineExceeded(MeshdError):
     """The request's own deadline passed."""
 

@@ -27,7 +27,7 @@ from meshd.api.node import Node
 from meshd.api.openai import CHAT, COMPLETION, answer_openai, model_json, models_json
 from meshd.api.openai_read import read_chat, read_completion
 from meshd.api.room_view import RoomView, targets
-from meshd.errors import MethodNotAllowed, ModelNotFound, NotFound, NotReady, StageUnavailable
+from meshd.errors import MethodNotAllowed, ModelNotFound, NoOtherEntry, NotFound, NotReady, StageUnavailable
 from meshd.vocabulary import is_model_name
 
 _Owned = Callable[[Fields, Owner, Request, Writer], Awaitable[Response | None]]
@@ -168,7 +168,12 @@ class App:
         if self._node.pass_on is None or request.passed_on:
             raise not_ready(self._node)
         passed = replace(request, passed_on=True)
-        return await self._node.pass_on(passed, writer, digest=digest, deadline_s=deadline_s)
+        try:
+            return await self._node.pass_on(passed, writer, digest=digest, deadline_s=deadline_s)
+        except NoOtherEntry:
+            if owner(self._node) is not None:  # of another model
+                raise
+            raise not_ready(self._node) from None  # why this one cannot is what there is to cure
 
     def _digest_of(self, model: str) -> str:
         """Which model is meant. Raises StageUnavailable if it is known here but lacks layers, ModelNotFound if it is not."""

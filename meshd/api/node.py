@@ -47,9 +47,9 @@ class NodeFacts:
 
 class PassOn(Protocol):
     """Lets an entry of the room answer. ``digest`` names the model it must serve ("": this room's), ``deadline_s`` the time that
-    the client gives. It raises NotReady when there is no such entry, or the one that had begun a stream is gone, and
-    DeadlineExceeded when the answer is not whole in time; the request it hands over is marked ``passed_on``, and the entry's
-    `App.take_over` answers it."""
+    the client gives. It raises NoOtherEntry when there is no such entry, NotReady when none of them answered or the one that
+    had begun a stream is gone, and DeadlineExceeded when the answer is not whole in time; the request it hands over is marked
+    ``passed_on``, and the entry's `App.take_over` answers it."""
 
     async def __call__(
         self, request: Request, writer: Writer, *, digest: str, deadline_s: float | None

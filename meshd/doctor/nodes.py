@@ -21,6 +21,7 @@ THROTTLED: Final = 0.8
 
 def findings(documents: Documents) -> Iterator[Finding]:
     """In order of urgency."""
+    yield from _failed(documents)
     for peer in documents.present:
         yield from _jammed(peer)
         yield from _low_memory(peer)
@@ -30,6 +31,17 @@ def findings(documents: Documents) -> Iterator[Finding]:
     yield from _versions(documents)
     yield from _slow_hops(documents)
     yield from _lone_dtype(documents)
+
+
+def _failed(documents: Documents) -> Iterator[Finding]:
+    """Of the node that was asked alone: why another one failed is told by its own ``/status``."""
+    if documents.status.get("state") != "failed":
+        return
+    name = str(documents.status.get("name") or "this node")
+    text = f"{name} has failed and holds nothing: {documents.status.get('reason') or 'its log says why'}"
+    remedy = "cure what it names and start it again; it also tries again by itself, which shows in"
+    command = shell("meshd", "status", *at(documents.me), "--watch")
+    yield Finding("failed_node", "error", text, remedy, command, (name,))
 
 
 def _jammed(peer: Document) -> Iterator[Finding]:

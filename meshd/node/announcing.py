@@ -38,4 +38,16 @@ class Announcer:
         self.told = what
         healthy = sum(member.state == "alive" for member in directory.peers)
         text = f"{what} {self._url} mesh {self._mesh} {healthy} peers healthy"
-        self._log.emit("ready", text=text, http=self._url, mesh=self._mesh, layers=layers.json() if layers else None)
+        reason = (
+            state[1] if layers is None else ""
+        )  # a node that stays an entry looks like one that serves, but for this
+        if reason:
+            text += f"; {reason}"
+        self._log.emit(
+            "ready",
+            text=text,
+            http=self._url,
+            mesh=self._mesh,
+            layers=layers.json() if layers else None,
+            reason=reason or None,
+        )

@@ -26,7 +26,7 @@ from meshd.api.sse import send_error
 from meshd.chain.evidence import SILENCE_S
 from meshd.chain.session import PAUSED_S
 from meshd.directory import Directory, Member
-from meshd.errors import BadFrame, Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError
+from meshd.errors import BadFrame, Busy, DeadlineExceeded, LinkLost, MeshdError, NoOtherEntry, NotReady, PeerError
 from meshd.links.fields import integer_untrusted
 from meshd.links.wire import Link, Links, Message, Stream
 from meshd.vocabulary import NodeId
@@ -82,7 +82,9 @@ class Passer:
             raise busy
         if isinstance(last, PeerError):
             raise NotReady(f"this node lets another entry answer, and that one did not: {last.message}")
-        raise NotReady(last.message if last else "no node of this room can take requests for this model now")
+        if last is not None:
+            raise NotReady(last.message)
+        raise NoOtherEntry("no node of this room can take requests for this model now")
 
 
 def entries(directory: Directory, digest: str) -> list[Member]:

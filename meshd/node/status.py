@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from meshd.inference.engine import Engine
 from meshd.inference.keeper import Held
 from meshd.vocabulary import Health
+
+LOOKING: Final = "the model is not here: looking for it among the neighbours"  # with --offline, for as long as it takes
 
 
 def state_of(held: Held, *, draining: str, named: bool, found: bool, pinned: bool, why: str) -> tuple[str, str]:
@@ -19,7 +22,7 @@ def state_of(held: Held, *, draining: str, named: bool, found: bool, pinned: boo
     if held.state != "observer":
         return held.state, held.reason
     if named and not found:
-        return ("starting" if not why or why.startswith("fetching") else "failed"), why
+        return ("starting" if not why or why.startswith("fetching") else "failed"), why or LOOKING
     if found and pinned:
         return "starting", why
     return "observer", why or ("holds no layers yet" if found else "no model named, and none in the room yet")

@@ -10,7 +10,7 @@ from meshd.api.app import App
 from meshd.api.message import Request, Response, Writer, json_response
 from meshd.api.node import NodeFacts
 from meshd.directory import Directory
-from meshd.errors import CallerError, NotReady
+from meshd.errors import CallerError, NoOtherEntry, NotReady
 from tests.api.rig import SPEC, TWO, Rig, client, member, raw_get
 from tests.fakes.chain import N1, N2, FakeChain
 
@@ -49,8 +49,13 @@ def test_a_node_without_text_passes_requests_on(path: str) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_without_anybody_to_pass_on_to_it_says_why_not() -> None:
-    rig = Rig(text=None, facts=NodeFacts(state="loading", reason="fetching layers 0..15"))
+async def _to_nobody(*_: Any, **__: Any) -> None:
+    raise NoOtherEntry("no other")
+
+
+@pytest.mark.parametrize("pass_on", [None, _to_nobody])
+def test_without_anybody_to_pass_on_to_it_says_why_not(pass_on: Any) -> None:
+    rig = Rig(text=None, facts=NodeFacts(state="loading", reason="fetching layers 0..15"), pass_on=pass_on)
     with client(rig) as http:
         answer = http.post("/chain", json={"prompt": "hi"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")

@@ -73,6 +73,20 @@ CASES: list[tuple[str, Callable[[], list[Finding]], str, tuple[str, ...]]] = [
         "meshd drain --url http://10.0.0.2:8090 && meshd rm tiny && meshd pull tiny",
         ("n2",),
     ),
+    (
+        "failed_node",
+        lambda: findings(status={"name": "n1", "state": "failed", "reason": "'nope' cannot be pulled"}),
+        "meshd status --url http://10.0.0.1:8090 --watch",
+        ("n1",),
+    ),
+    (
+        "not_admitted",
+        lambda: findings(
+            changed(1, admitted=False, model="tiny@int8"), of=hive(not_admitted=[{"name": "n2", "reason": "off"}])
+        ),
+        "&& meshd rm tiny && meshd pull tiny",
+        ("n2",),
+    ),
     ("one_way_link", lambda: findings(changed(2, one_way=True)), "sudo ufw allow 8091", ("n3",)),
     ("no_mdns", lambda: findings(status={"mdns": "unavailable: no socket"}), "meshd start --join HOST:8091", ()),
     ("no_mdns", lambda: findings(healthy()[:1], status={"mdns": "on, no peers heard"}), "--join HOST:8091", ()),

@@ -16,7 +16,17 @@ from meshd.api.app import App
 from meshd.api.http import HttpServer, listen
 from meshd.api.message import Headers, Request
 from meshd.directory import Directory
-from meshd.errors import Busy, DeadlineExceeded, LinkLost, MeshdError, NotReady, PeerError, StageUnavailable, WrongPeer
+from meshd.errors import (
+    Busy,
+    DeadlineExceeded,
+    LinkLost,
+    MeshdError,
+    NoOtherEntry,
+    NotReady,
+    PeerError,
+    StageUnavailable,
+    WrongPeer,
+)
 from meshd.links.wire import Link, Message, Stream
 from meshd.node.pass_on import Passer, entries, take_over
 from meshd.vocabulary import Endpoint, LayerRange, NodeId
@@ -80,6 +90,16 @@ def test_what_a_peer_did_is_not_the_clients_affair(problem: PeerError) -> None:
 
     trio.run(main)
     assert links.asked == [N2] * (2 if isinstance(problem, LinkLost) else 1)  # a link alone may have broken
+
+
+def test_that_there_is_no_other_entry_is_told_as_such() -> None:
+    passer = Passer(Refusing(LinkLost("reset")), lambda: Directory(N1).replace([member(N1, "n1", None)]))  # type: ignore[arg-type]  # nobody is asked
+
+    async def main() -> None:
+        with pytest.raises(NoOtherEntry):
+            await passer(Request("POST", "/chain", body=b"{}"), Client(), digest="", deadline_s=None)
+
+    trio.run(main)
 
 
 N3 = NodeId("3" * 32)

@@ -25,6 +25,11 @@ def test_an_observer(named: bool, found: bool, why: str, expects: bool, over: bo
     assert settled(state, reason, expects=expects) is over
 
 
+def test_what_it_waits_for_is_told() -> None:
+    state, reason = state_of(Held("observer"), draining="", named=True, found=False, pinned=False, why="")
+    assert (state, "neighbours" in reason) == ("starting", True)
+
+
 def test_who_serves_is_ready() -> None:
     assert settled("ready", "", expects=True)
     assert not settled("draining", "ordered", expects=True)
