@@ -40,6 +40,8 @@ def ask(
 ) -> None:
     """One answer, streamed. With several --url the answer goes on at another entry when one dies."""
     text = typed(lambda stdin: stdin.read()) if prompt == "-" else text_of(prompt, "PROMPT")
+    if not (text if raw else text.strip()):  # a script's variable or file that holds nothing
+        raise UsageError(f"{'standard input' if prompt == '-' else 'PROMPT'} is empty: there is nothing to answer")
     system = text_of(system, "--system") if system else None
     if raw and system:
         raise UsageError("--system is a message of the chat template, which --raw leaves out")

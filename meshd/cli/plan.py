@@ -83,8 +83,10 @@ def plan(
     gone = without - 1 if without is not None else None
     found = plan_room(spec, capacities, Settings(kv_reserve=kv_reserve), speeds=relative, without=gone)
     if as_json:
-        typer.echo(json.dumps(_document(spec, found), indent=2))
+        typer.echo(json.dumps({**_document(spec, found), "without": without}, indent=2))
     else:
+        if without is not None:
+            typer.echo(f"without node {without}, and before anybody has moved:")
         _draw(spec, found)
     if not found.covered:
         raise LocalError(f"{spec.name}: {_short(found)}")
@@ -178,7 +180,5 @@ def _draw(spec: ModelSpec, found: Plan) -> None:
             bar,
         )
     console.print(table)
-    if not found.covered:
-        typer.echo(_short(found))
     if found.single:
         typer.echo("only one replica: " + ", ".join(map(str, found.single)))

@@ -61,6 +61,8 @@ def test_a_closed_standard_input_is_wrong_usage(
         (["plan", "hash:30", "--nodes", "24,24", "--speeds=-inf,1"], "--speeds: -inf"),
         (["plan", "hash:30", "--nodes", "24", "--kv-reserve", "nan"], "--kv-reserve"),
         (["elect", "--seed", "127.0.0.1:9", "--capacity-mb", "9" * 400], "--capacity-mb"),
+        (["ask", " "], "PROMPT is empty"),
+        (["ask", "", "--raw"], "PROMPT is empty"),
         (["ask", "hi", "--temperature", "99"], "--temperature"),
         (["ask", "hi", "--temperature", "nan"], "--temperature"),
         (["ask", "hi", "--max-tokens", "99999999"], "--max-tokens"),
