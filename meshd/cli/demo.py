@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -47,7 +49,7 @@ def demo(
     """Start a room, ask it, ask again while a replica is killed in mid-answer, and compare."""
     text_of(prompt, "--prompt")
     spec, store = ensure(model)
-    with LocalRoom(model, store=store, common=["--threads", "1"]) as room:
+    with _ended_by_signals(), LocalRoom(model, store=store, common=["--threads", "1"]) as room:
         _start(room, spec, nodes)
         alone = _places(spec, nodes)["n1"] == LayerRange(0, spec.num_layers)
         calm = _answer(room, prompt, max_tokens, alone=alone, kill=False)
@@ -63,6 +65,25 @@ def demo(
             _keep(room)
     if in_a_box:
         _chaos_in_a_box(model, store, nodes, prompt, max_tokens, chaos)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """`kill` and a terminal that is closed end the room as Ctrl-C does: its daemons would outlive this process otherwise. What
+    is ignored (nohup) stays so."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:
@@ -183,7 +204,7 @@ def _chaos_in_a_box(model: str, store: Path | None, count: int, prompt: str, max
     """On hosts of their own, which can also lose their network."""
     places = _places(ensure(model)[0], count)
     _say(f"starting {count} hosts in network namespaces")
-    with boxed(model, places, "--threads", "1", store=store) as box:
+    with _ended_by_signals(), boxed(model, places, "--threads", "1", store=store) as box:
         _chaos(box, places, prompt, max_tokens, seconds)
 
 
