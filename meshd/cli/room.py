@@ -132,6 +132,13 @@ def show(
     if not watch:
         console.print(draw(document))
         return document
+    if not console.is_terminal:  # a pipe or a file gets each table below the one before: nothing could be drawn over
+        with suppress(KeyboardInterrupt):
+            while True:
+                console.print(draw(document))
+                time.sleep(every_s)
+                document = fetch()
+        return document
     with (
         Live(draw(document), console=console, screen=False, refresh_per_second=4) as live,
         suppress(KeyboardInterrupt),  # its end, not a failure

@@ -75,7 +75,7 @@ def _peer_row(peer: Mapping[str, Any], *, is_asked: bool) -> dict[str, str | Tex
         "state": Text(peer["state"], style=_STATE_STYLE.get(peer["state"], "")),
         "role": peer["role"],
         "layers": _layers(peer["layers"]),
-        "admitted": "-" if peer["layers"] is None else admitted,
+        "admitted": "-" if peer["layers"] is None or peer["state"] in ("dead", "left") else admitted,
         "heard": "" if is_asked or peer["last_heard_s"] is None else f"{peer['last_heard_s']:.1f} s",
         "rtt": "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.1f} ms",
         "queue": str(health.get("queue_depth", "")) + (" jammed" if health.get("jammed") else ""),

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from typing import Final
 
-from meshd.doctor.finding import Document, Documents, Finding, Probe, shell
+from meshd.doctor.finding import Document, Documents, Finding, Probe, at, shell
 
 CLOCK_S: Final = 60.0
 CONFLICT_S: Final = 300.0  # two devices with one identity are told of once a minute
@@ -83,6 +83,12 @@ def _advertised(documents: Documents) -> Iterator[Finding]:
 
 def _reach(probe: Probe, peer: Document) -> Iterator[Finding]:
     """From here: a silent port is a firewall's work, a refused one means that the address is somebody else's."""
+    if peer.get("state") == "suspect" and "ok" not in (probe.http, probe.mesh):
+        text = f"{probe.name} is suspected and does not answer from here either: it has died or lost its network"
+        remedy = "look after it on its device; within seconds the room knows whether it is dead"
+        command = shell("meshd", "wait", *at(peer))
+        yield Finding("silent_node", "error", text, remedy, command, (probe.name,))
+        return
     ports = {"mesh": _port(peer), "HTTP": _port(peer, "http")}
     for what, outcome in (("mesh", probe.mesh), ("HTTP", probe.http)):
         port = ports[what]

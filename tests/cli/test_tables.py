@@ -72,6 +72,27 @@ def test_a_narrow_terminal_shows_fewer_columns_and_those_whole() -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown(80)
 
 
+def test_nobody_admits_the_dead() -> None:
+    out = io.StringIO()
+    dead = {**peer("n2", [15, 30]), "state": "dead", "admitted": None, "last_heard_s": 9.0}
+    Console(file=out, width=160).print(peers_table({"self": peer("n1", [0, 15]), "peers": [dead]}))
+    assert "not yet" not in out.getvalue()
+
+
+def test_a_pipe_is_given_each_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+
+    def sleep(_seconds: float) -> None:
+        seen.append(capsys.readouterr().out)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshd.cli.room.time.sleep", sleep)
+    with served(Rig()) as url:
+        assert run(["hive", "--watch", "--url", url]) == 0
+    assert ["layers" in table for table in seen] == [True, True]
+
+
 def interrupted(_seconds: float) -> None:
     raise KeyboardInterrupt
 

@@ -137,6 +137,12 @@ CASES: list[tuple[str, Callable[[], list[Finding]], str, tuple[str, ...]]] = [
         ("n2",),
     ),
     ("unreachable_address", lambda: findings(probes=(Probe("n2", "ok", "refused"),)), "--advertise", ("n2",)),
+    (
+        "silent_node",
+        lambda: findings(changed(1, state="suspect"), probes=(Probe("n2", "refused", "refused"),)),
+        "meshd wait --url http://10.0.0.2:8090",
+        ("n2",),
+    ),
     ("firewall", lambda: findings(probes=(Probe("n2", "ok", "timeout"),)), "sudo ufw allow 8091/tcp", ("n2",)),
     ("firewall", lambda: findings(probes=(Probe("n2", "timeout", "ok"),)), "sudo ufw allow 8090/tcp", ("n2",)),
     ("lone_dtype", lambda: findings(changed(1, dtype="float32")), "meshd start --dtype bf16", ("n2",)),
