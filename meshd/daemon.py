@@ -58,7 +58,7 @@ from meshd.node.draining import Draining
 from meshd.node.fetcher import Fetcher
 from meshd.node.gap_watch import GapWatch
 from meshd.node.hello import WIRE, addresses_untrusted, hello_of
-from meshd.node.join_check import refuse_http_ports
+from meshd.node.join_check import JoinCheck
 from meshd.node.key_watch import watch_key
 from meshd.node.next_links import keep_links
 from meshd.node.notify import Notifier
@@ -178,6 +178,11 @@ class Daemon:
         self.log.label = lambda: self.directory().label(identity.node_id) if self.directory().me else config.name
         self.claims = ClaimWatch(self.roster, self.log)
         self.gaps = GapWatch(self.log)
+        self.join_check = JoinCheck(
+            config.join,
+            lambda: bool(self.directory().peers),
+            lambda text: self.log.emit("alone", level="warning", text=text),
+        )
         loader = StageLoader(
             config,
             lambda: self.serving.served,
@@ -308,7 +313,7 @@ class Daemon:
             watch_bars, self.links, self.barred, lambda node: self.log.emit("barred", level="warning", peer=node)
         )
         nursery.start_soon(remember_routes, self.planner, self.config.state)
-        nursery.start_soon(refuse_http_ports, self.config.join, lambda: bool(self.directory().peers))
+        nursery.start_soon(self.join_check.run)
         nursery.start_soon(keep_links, self.links, self.config.next, lambda line: self.log.emit("next", text=line))
         self.changed()
         nursery.start_soon(notifier.run, lambda: self.announcer.told or " ".join(self._state()))
@@ -341,6 +346,7 @@ class Daemon:
 
             nursery.start_soon(second_signal)
             self.log.emit("leaving")
+            self.gaps.stop()
             await self._drain()
             # Whoever comes now finds another entry sooner than this one would pass him on.
             self.server.shutdown(DRAIN_S)
@@ -436,7 +442,7 @@ class Daemon:
             mesh=str(self.sockets.mesh),
             mesh_ids=tuple(key.mesh_id() for key in self.ring.keys) if self.ring else (),
             deterministic=engine.info.deterministic if engine is not None else self.config.deterministic,
-            warnings=engine.info.warnings if engine is not None else (),
+            warnings=(*(engine.info.warnings if engine is not None else ()), *self.join_check.warnings),
             counters={
                 **self.chain.counters,
                 **self.admitting.counters,

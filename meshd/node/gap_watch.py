@@ -15,11 +15,15 @@ class GapWatch:
     """Looks at every new directory. ``look`` is cheap where nothing that serves has changed."""
 
     def __init__(self, log: EventLog) -> None:
-        self._log = log
+        self._log: EventLog | None = log
         self._digest = ""
         self._version = -1
         self._whole = False  # since this model is served all layers were held once
         self._gaps: list[LayerRange] = []
+
+    def stop(self) -> None:
+        """This node leaves: that its own layers go is no alarm here, and whoever stays tells of it."""
+        self._log = None
 
     def look(self, directory: Directory, spec: ModelSpec | None) -> None:
         """``spec``: the model that this node serves, if any."""
@@ -35,7 +39,7 @@ class GapWatch:
         self._whole = self._whole or not gaps
 
     def _tell(self, gaps: list[LayerRange], spec: ModelSpec) -> None:
-        if not self._whole or gaps == self._gaps:
+        if self._log is None or not self._whole or gaps == self._gaps:
             return
         if not gaps:
             self._log.emit("covered", text=f"every layer of {spec.name} has a replica again", model=spec.name)

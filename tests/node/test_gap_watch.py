@@ -32,6 +32,9 @@ class Room:
         self._watch = GapWatch(EventLog(ME, "me", form="json", out=self._out))
         self._directory = Directory(ME)
 
+    def stop(self) -> None:
+        self._watch.stop()
+
     def after(self, *members: Member, spec: Any = SPEC) -> list[tuple[str, Any]]:
         self._directory = self._directory.replace(list(members))
         seen = self._out.tell()
@@ -52,6 +55,13 @@ def test_a_lost_range_is_told_once_and_its_return_too() -> None:
     assert room.after() == [("gap_critical", [[0, 12]])]
     assert room.after(FIRST) == [("gap_critical", [[6, 12]])]
     assert room.after(FIRST, SECOND) == [("covered", None)]
+
+
+def test_who_leaves_raises_no_alarm_about_itself() -> None:
+    room = Room()
+    room.after(FIRST, SECOND)
+    room.stop()
+    assert room.after(FIRST) == []
 
 
 def test_a_room_that_forms_and_an_observer_of_no_model_alarm_nobody() -> None:
