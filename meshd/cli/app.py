@@ -53,7 +53,7 @@ def _root(
 
 @app.command(
     "start",
-    help="This device's node in the foreground (meshd start --help: all flags).",
+    help="Run this device's node in the foreground.",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     add_help_option=False,
 )
@@ -62,21 +62,21 @@ def _start() -> None:
     raise UsageError("start comes first: meshd start …")
 
 
-app.command("demo")(demo.demo)
+app.command("demo", short_help="A room on loopback that loses a node in mid-answer.")(demo.demo)
 app.command("ask")(ask.ask)
 app.command("chat")(ask.chat)
 app.command("peers")(tables.peers)
 app.command("hive")(tables.hive)
-app.command("routes")(tables.routes)
+app.command("routes", short_help="The routes that this node measured, and their shares.")(tables.routes)
 app.command("status")(tables.status)
-app.command("wait")(wait.wait)
-app.command("pull")(models.pull)
+app.command("wait", short_help="Wait until the room is as asked.")(wait.wait)
+app.command("pull", short_help="Fetch a model into the store.")(models.pull)
 app.command("models")(models.models)
 app.command("rm")(models.remove)
-app.command("qspec")(qspec.qspec)
-app.command("bench")(bench.bench)
-app.command("elect")(plan.elect)
-app.command("plan")(plan.plan)
+app.command("qspec", short_help="Record a model's qspec again.")(qspec.qspec)
+app.command("bench", short_help="Latency and tokens/s for one client and for several.")(bench.bench)
+app.command("elect", short_help="The range that a device should take in a live room.")(plan.elect)
+app.command("plan", short_help="Who would hold what in a room that does not exist.")(plan.plan)
 app.command("drain")(admin.drain)
 app.command("resume")(admin.resume)
 app.command("doctor")(doctor.doctor)

@@ -27,7 +27,7 @@ def _with(path: Path, key: MeshKey) -> KeyRing:
     return mesh_key.load(path).add(key) if is_there(path, "--mesh-key") else KeyRing((key,))
 
 
-@app.command()
+@app.command(short_help="Make a key, or a further one for the ring.")
 def new(state: StateDir = None, file: MeshKeyFile = None) -> None:
     """Make a key, or add a further one to a ring (then `key use` it when every device has it). Prints the next device's line."""
     path = _path(state, file)
@@ -59,7 +59,7 @@ def show(
             typer.echo(f"{key.mesh_id()} {'sends' if i == 0 else 'accepted'}", err=True)
 
 
-@app.command()
+@app.command(short_help="Take another device's key.")
 def add(
     line: Annotated[
         list[str] | None, typer.Argument(help="What `meshd key new` printed; - or nothing reads stdin.")

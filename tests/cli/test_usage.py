@@ -25,6 +25,14 @@ def test_a_group_without_its_command_is_wrong_usage_and_says_what_there_is(
     assert not said.out
 
 
+@pytest.mark.parametrize("group", [[], ["key"], ["identity"], ["service"]])
+def test_the_list_of_commands_fits_a_terminal(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*group, "--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert commands
+    assert "..." not in commands
+
+
 def test_bytes_that_are_no_text_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
