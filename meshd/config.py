@@ -83,7 +83,9 @@ def _model(text: str) -> str:
     if text.startswith("hash:"):
         return text
     if not is_model_name(text):
-        raise ValueError(f"{text!r} is not a model name")
+        raise ValueError(
+            f"{text!r} is not a model name; a folder or a .gguf is pulled first (meshd pull), which prints its name"
+        )
     _, variant, dtype = text.partition("@")
     if variant and dtype not in _DTYPES:
         raise ValueError(f"{text!r}: {dtype!r} is not one of {', '.join(_DTYPES)}")

