@@ -55,7 +55,9 @@ class Service:
 
 @app.command()
 def install(user: User = False, state: StateDir = None) -> None:
-    """Install it and start it. Again: rewrites it and starts the node anew."""
+    """Install it and start it. Again: rewrites it and starts the node anew.
+
+    It has no flags: settings (model, join …) are read from meshd.toml in the state folder."""
     service = _service(user=user, state=state)
     _check_rights(service)
     service.state.mkdir(mode=0o700, parents=True, exist_ok=True)

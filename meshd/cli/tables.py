@@ -127,7 +127,8 @@ def hive_table(document: Mapping[str, Any]) -> RenderableType:
     ]
     notes += [f"{refused['name']} not admitted: {refused['reason']}" for refused in document["not_admitted"]]
     notes += [f"{name} jammed" for name in document["jammed"]]
-    return Group(headline(document), table, *map(Text, notes))
+    shown = [table] if document["stages"] else []
+    return Group(headline(document), *shown, *map(Text, notes))
 
 
 def routes_table(document: Mapping[str, Any]) -> RenderableType:

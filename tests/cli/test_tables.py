@@ -9,9 +9,9 @@ from rich.console import Console
 
 from meshd.cli import run
 from meshd.cli.room import console
-from meshd.cli.tables import headline, peers_table, status_table
+from meshd.cli.tables import headline, hive_table, peers_table, status_table
 from tests.api.rig import Rig, served
-from tests.doctor.documents import peer
+from tests.doctor.documents import hive, peer
 
 
 def lines(document: dict[str, object]) -> list[list[str]]:
@@ -36,6 +36,9 @@ def test_a_status_is_a_row_a_fact_and_says_nothing_of_what_is_not_there() -> Non
 def test_a_room_without_a_model_is_told_once() -> None:
     assert headline({"model": None, "status": "no model"}).plain == "no model"
     assert headline({"model": "tiny", "status": "healthy"}).plain == "tiny: healthy"
+    with console.capture() as shown:
+        console.print(hive_table(hive(model=None, digest=None, status="no model", stages=[], jammed=[])))
+    assert shown.get().split() == ["no", "model"]
 
 
 def test_a_node_that_starts_is_not_yet_among_its_peers() -> None:
