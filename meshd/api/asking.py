@@ -52,7 +52,7 @@ def owner(node: Node) -> Owner | None:
 def not_ready(node: Node) -> NotReady:
     """Why this node cannot own requests."""
     facts = node.facts()
-    why = facts.reason or f"it is {facts.state}"
+    why = f"{facts.state}: {facts.reason}" if facts.reason else facts.state
     return NotReady(f"this node cannot take requests now ({why}) and knows no other that can")
 
 

@@ -46,7 +46,7 @@ class NodeFacts:
 
 
 class PassOn(Protocol):
-    """Lets an entry of the room answer. ``digest`` names the model it must serve ("": this room's), ``deadline_s`` the time that
+    """Lets an entry of the room answer. ``digest`` names the model it must serve ("": this node's), ``deadline_s`` the time that
     the client gives. It raises NoOtherEntry when there is no such entry, NotReady when none of them answered or the one that
     had begun a stream is gone, and DeadlineExceeded when the answer is not whole in time; the request it hands over is marked
     ``passed_on``, and the entry's `App.take_over` answers it."""

@@ -88,8 +88,10 @@ class Passer:
 
 
 def entries(directory: Directory, digest: str) -> list[Member]:
-    """Who can own a request for the model, nearest first."""
+    """Who can own a request for the model, nearest first. ``digest`` "": for the model of this node, if it has one; whoever
+    names none expects what this node would have answered, and not another model's words."""
     ours = directory.me.advert.digest if directory.me is not None else ""
+    digest = digest or ours
     found = [
         member
         for member in directory.peers

@@ -59,7 +59,7 @@ def test_without_anybody_to_pass_on_to_it_says_why_not(pass_on: Any) -> None:
     with client(rig) as http:
         answer = http.post("/chain", json={"prompt": "hi"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
-    assert "fetching layers 0..15" in answer.json()["error"]["message"]
+    assert "(loading: fetching layers 0..15)" in answer.json()["error"]["message"]
     assert answer.headers["retry-after"] == "1"
 
 

@@ -51,7 +51,13 @@ def test_who_holds_layers_must_have_proven_them_where_that_can_be_judged(
 ) -> None:
     me = member(N1, "n1", (0, 30), digest="d1")
     room = Directory(N1).replace([me, member(N2, "n2", layers, digest=digest, admitted=admitted)])
-    assert [found.node_id for found in entries(room, "")] == ([N2] if trusted else [])
+    assert [found.node_id for found in entries(room, digest)] == ([N2] if trusted else [])
+
+
+def test_who_names_no_model_is_not_answered_by_another_than_the_asked_nodes() -> None:
+    other = member(N2, "n2", (0, 4), digest="d2", admitted=None)
+    assert entries(Directory(N1).replace([member(N1, "n1", (0, 30), digest="d1"), other]), "") == []
+    assert entries(Directory(N1).replace([member(N1, "n1", None, digest=""), other]), "") == [other]
 
 
 class Client:
