@@ -65,8 +65,6 @@ def test_ranges_in_both_spellings(text: str, env: dict[str, str]) -> None:
         (["--http", "127.0.0.1:x"], "'x' is not a port"),
         (["--http", "..:1"], "--http: '..' cannot be the name of a host"),
         (["--mesh", f"{'a' * 300}:1"], "--mesh: 'aaa"),
-        (["--advertise", "0.0.0.0"], "--advertise: '0.0.0.0' is no address that a peer can reach"),
-        (["--advertise", "[::]:8091"], "--advertise: '[::]:8091' is no address that a peer can reach"),
         (["--join", "n1:1,..:1"], "--join: '..' cannot be the name of a host"),
         (["--join", "http://n1:8090"], "mesh address"),
         (["--join", "n1:8090"], "n1:8091"),
