@@ -149,11 +149,12 @@ class Entry:
 
     @property
     def deaf(self) -> bool:
-        """True while requests wait for several other nodes and none of those is heard: then it is this node that is cut off."""
-        watched = {node for driven in self._driven.values() for node in driven.watched}
-        if len(watched) < 2:
+        """True while requests wait for several other nodes and none of those is heard: then it is this node that is cut off.
+        Nodes that were given up are not waited for."""
+        awaited = {node for driven in self._driven.values() for node in driven.core.nodes} - {self._parts.self_id}
+        if len(awaited) < 2:
             return False  # one that is silent is that one's affair
-        links = [link for node in watched if (link := self._parts.links.live(node)) is not None]
+        links = [link for node in awaited if (link := self._parts.links.live(node)) is not None]
         heard = max(driven.began for driven in self._driven.values())
         return trio.current_time() > max([heard, *(link.last_heard for link in links)]) + DEAF_S
 
