@@ -333,7 +333,7 @@ class Session:
         losers = {node for one in self._attempts.values() for node in one.nodes} - winner.nodes
         losers -= {hop.node_id for hop in self._prepared.route} if self._prepared else set()
         effects += self._ends(sorted(losers))
-        if winner is not self._current:
+        if winner.number < max(self._attempts):  # hops that have seen a later one take no step of this any more
             self._number += 1
             winner = Attempt(self._number, winner.route, len(self.ids) - 1, now, windows=winner.windows)
         winner.swaps = ()

@@ -301,3 +301,36 @@ def test_a_refusal_that_comes_too_late_keeps_no_stream_open() -> None:
             await room.quiet()
 
     run(main)
+
+
+def test_an_old_route_that_is_fallen_back_on_goes_on_without_another_stall() -> None:
+    """The hops before its slow one have seen a later attempt, and take no step of an earlier one any more."""
+
+    async def main() -> None:
+        async with open_room() as room:
+            await three_stages(room)
+            for number in (4, 5):
+                room.nodes[number].admitted = False
+            out = Outcome()
+
+            async def trouble() -> None:
+                while len(out.tokens) < 10:
+                    await trio.sleep(0.001)
+                room.net.freeze(node_id(3))
+                room.net.freeze(node_id(6))
+                while not any(kind == "failover" for kind, _ in room.notices):
+                    await trio.sleep(0.001)
+                room.nodes[3].draining = True  # whoever drains goes on with what it has
+                room.publish()
+                room.kill(6)
+                await trio.sleep(0.1)
+                room.net.thaw(node_id(3))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trouble)
+                await room.ask(9, GenerationRequest(PROMPT, 40), outcome=out)
+            assert out.tokens == reference(PROMPT, 40, LAYERS)
+            stalls = [b - a for a, b in zip(out.times, out.times[1:], strict=False) if b - a > 0.1]
+            assert len(stalls) == 1, stalls
+
+    run(main)
