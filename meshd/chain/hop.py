@@ -50,13 +50,14 @@ class _Queued:
 
 @dataclass(slots=True)
 class _Want:
-    """Rows asked from upstream: the next fill must start at ``next``."""
+    """Rows asked from upstream: the next fill must start at ``next``. ``since``: when one came last, at first when it was asked."""
 
     key: tuple[int, int]
     source: NodeId
     origin: LayerRange | None
     next: int
     upto: int
+    since: float
     again_at: float
     wait_s: float = NEED_AGAIN_S
 
@@ -124,8 +125,10 @@ class HopSession:
         if want is None or (fill.attempt, fill.seq) != want.key or fill.start != want.next:
             return []
         want.next = fill.end
-        want.wait_s = NEED_AGAIN_S
-        want.again_at = now + want.wait_s
+        want.wait_s = max(
+            NEED_AGAIN_S, 2.0 * (now - want.since)
+        )  # a slow wire is not to carry the rest again each time
+        want.since, want.again_at = now, now + want.wait_s
         self._fills.append(fill)
         return self._go(now)
 
@@ -391,7 +394,7 @@ class HopSession:
     def _want_rows(
         self, key: tuple[int, int], source: NodeId, origin: LayerRange | None, upto: int, now: float
     ) -> list[Effect]:
-        self._want = _Want(key, source, origin, self.have, upto, now + NEED_AGAIN_S)
+        self._want = _Want(key, source, origin, self.have, upto, now, now + NEED_AGAIN_S)
         return self._ask_upstream(self._want, now)
 
     def _ask_upstream(self, want: _Want, now: float) -> list[Effect]:

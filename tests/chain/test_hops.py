@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from meshd.chain.attempts import pack_ids
 from meshd.chain.effects import Compute, Forget, ReadLog, Send
 from meshd.chain.effects import HopEffect as Effect
-from meshd.chain.hop import NEED_AGAIN_S
+from meshd.chain.hop import FILL_ROWS, NEED_AGAIN_S
 from meshd.chain.hops import ORPHAN_S, SILENCE_S, Failed, Held, Hops, Missing, Outcome, Rows
 from meshd.chain.messages import Ask, End, Fill, Lost, Need, Phase, Progress, Reply, Step, Why
 from meshd.inference.engine import Choice, Ran, Sampling
@@ -116,6 +118,32 @@ def test_an_unanswered_need_is_repeated() -> None:
     assert to == A
     assert isinstance(need, Need)
     assert table.deadline() > NEED_AGAIN_S
+
+
+def test_a_slow_wire_is_not_taken_for_a_need_that_was_lost() -> None:
+    """Each repeated Need sends all the rest again, on the wire that is slow already."""
+    table = hops()
+    upto, fill_s = 10 * FILL_ROWS, 1.6 * NEED_AGAIN_S
+    wire: deque[Fill] = deque()
+    arrives, needs = fill_s, 0
+
+    def send(effects: list[Effect]) -> None:
+        nonlocal needs
+        for _, need in sent(effects):
+            if isinstance(need, Need):
+                needs += 1
+                for start in range(need.have, upto, FILL_ROWS):
+                    wire.append(Fill(SESSION, 1, 1, MIDDLE, start, FILL_ROWS, b"f"))
+
+    send(table.receive(changed(STEP, start=upto), A, 0.0))
+    while wire:
+        while (now := table.deadline()) < arrives:
+            send(table.tick(now))
+        for effect in table.receive(wire.popleft(), A, arrives):
+            assert isinstance(effect, Compute)
+            table.settle(effect, Ran(), arrives)
+        arrives += fill_s
+    assert needs <= 2
 
 
 def test_a_need_is_answered_from_the_log_whatever_its_attempt() -> None:
