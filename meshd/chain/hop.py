@@ -50,7 +50,7 @@ class _Queued:
 
 @dataclass(slots=True)
 class _Want:
-    """Rows asked from upstream: the next fill must start at ``next``. ``since``: when one came last, at first when it was asked."""
+    """Rows asked from upstream: the next fill must start at ``next``. ``since``: when one came, or when they were asked for."""
 
     key: tuple[int, int]
     source: NodeId

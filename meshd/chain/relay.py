@@ -24,12 +24,20 @@ TICK_S: Final = 0.5  # hops' timers are seconds; only while there are sessions
 
 
 class Relay:
-    """Serves this node's layers to sessions of any entry. ``engine`` gives what is loaded now."""
+    """Serves this node's layers to sessions of any entry. ``engine`` gives what is loaded now, ``forgotten`` hears of sessions
+    that are over here."""
 
     def __init__(
-        self, self_id: NodeId, engine: Callable[[], Engine | None], *, max_sessions: int, max_computing: int
+        self,
+        self_id: NodeId,
+        engine: Callable[[], Engine | None],
+        *,
+        forgotten: Callable[[SessionId], None],
+        max_sessions: int,
+        max_computing: int,
     ) -> None:
         self._engine = engine
+        self._forgotten = forgotten
         self._hops = Hops(self_id, max_sessions=max_sessions, max_computing=max_computing)
         self._stops: dict[SessionId, set[Callable[[], None]]] = {}  # what ends the computations of a session
         self._effects: deque[HopEffect] = deque()
@@ -155,8 +163,7 @@ class Relay:
         engine = self._engine()
         if engine is not None:
             engine.drop(session)
-        if self._courier is not None:
-            self._courier.close(session)
+        self._forgotten(session)
 
     async def _work(self, job: Begin | Compute | ReadLog) -> None:
         """One question to the engine."""

@@ -60,7 +60,13 @@ class ChainService:
         drafts: NewDrafts | None = _lookup,
     ) -> None:
         self._engine = engine
-        self._relay = Relay(self_id, engine, max_sessions=max_relayed, max_computing=max_computing)
+        self._relay = Relay(
+            self_id,
+            engine,
+            forgotten=self._close_unless_served,
+            max_sessions=max_relayed,
+            max_computing=max_computing,
+        )
         self._entry = Entry(
             EntryParts(
                 self_id=self_id,
@@ -130,8 +136,12 @@ class ChainService:
         ours = isinstance(message, ForEntry) or (isinstance(message, Need) and message.origin is None)
         if not (ours and self._entry.deliver(source, message)):
             self._relay.deliver(source, message)
-            if not (self._relay.serves(message.session) or self._entry.serves(message.session)):
-                self._courier.close(message.session)  # nobody here will, once what was answered is out
+            self._close_unless_served(message.session)
+
+    def _close_unless_served(self, session: SessionId) -> None:
+        """Nobody else will end its streams, once what was answered is out. They are the entry's as well as the hops'."""
+        if not (self._relay.serves(session) or self._entry.serves(session)):
+            self._courier.close(session)
 
     def _lost(self, session: SessionId, node: NodeId, why: Why, attempt: int | None) -> None:
         self._entry.lost(session, node, why, attempt)

@@ -13,7 +13,7 @@ from meshd.chain.messages import Lost, Why
 from meshd.chain.request import GenerationRequest
 from meshd.errors import StageUnavailable
 from meshd.inference.hash_stage import reference
-from meshd.vocabulary import LayerRange, SessionId
+from meshd.vocabulary import LayerRange, NodeId, SessionId
 from tests.chain.room import LAYERS, Outcome, Room, node_id, open_room, run, three_stages
 
 PROMPT = tuple(b"The capital of France is")
@@ -331,6 +331,34 @@ def test_an_old_route_that_is_fallen_back_on_goes_on_without_another_stall() -> 
                 await room.ask(9, GenerationRequest(PROMPT, 40), outcome=out)
             assert out.tokens == reference(PROMPT, 40, LAYERS)
             stalls = [b - a for a, b in zip(out.times, out.times[1:], strict=False) if b - a > 0.1]
+            assert len(stalls) == 1, stalls
+
+    run(main)
+
+
+def test_an_entry_keeps_its_streams_when_its_own_layers_are_replaced() -> None:
+    """What the exit says may be on the way when they are, on a wire that is slower than the rest of the route."""
+
+    async def main() -> None:
+        async with open_room() as room:
+            await three_stages(room)
+            pass_between = room.net.pass_between
+
+            async def pass_slowly(a: NodeId, b: NodeId) -> None:
+                if {a, b} == {node_id(1), node_id(3)}:
+                    await trio.sleep(0.03)
+                await pass_between(a, b)
+
+            room.net.pass_between = pass_slowly  # type: ignore[method-assign] # one pair is far apart
+            out = Outcome()
+
+            def on_token(count: int) -> None:
+                if count == 10:
+                    _slow(room, 1, 8.0)
+
+            await room.ask(1, GenerationRequest(PROMPT, 40), on_token=on_token, outcome=out)
+            assert out.tokens == reference(PROMPT, 40, LAYERS)
+            stalls = [b - a for a, b in zip(out.times, out.times[1:], strict=False) if b - a > 0.3]
             assert len(stalls) == 1, stalls
 
     run(main)

@@ -241,6 +241,7 @@ class FakeStream:
 
     async def end(self) -> None:
         async with self._lock:
+            await self._net.pass_between(self._here, self._there)
             if self._broken is None:
                 self._give(None)
 
