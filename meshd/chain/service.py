@@ -16,7 +16,7 @@ import trio
 from meshd.chain.courier import Courier
 from meshd.chain.drafts import NgramDrafts
 from meshd.chain.entry import Entry, EntryParts, NewDrafts, Notice
-from meshd.chain.messages import ChainMessage, ForEntry, Need, Why
+from meshd.chain.messages import ChainMessage, ForEntry, Need, Step, Why
 from meshd.chain.relay import Relay
 from meshd.chain.request import Event, GenerationRequest
 from meshd.directory import Directory
@@ -59,6 +59,7 @@ class ChainService:
         max_computing: int = MAX_RELAYED,
         drafts: NewDrafts | None = _lookup,
     ) -> None:
+        self._self = self_id
         self._engine = engine
         self._relay = Relay(
             self_id,
@@ -135,8 +136,15 @@ class ChainService:
     def _deliver(self, source: NodeId, message: ChainMessage) -> None:
         ours = isinstance(message, ForEntry) or (isinstance(message, Need) and message.origin is None)
         if not (ours and self._entry.deliver(source, message)):
-            self._relay.deliver(source, message)
+            if not self._is_stray(message):
+                self._relay.deliver(source, message)
             self._close_unless_served(message.session)
+
+    def _is_stray(self, message: ChainMessage) -> bool:
+        """A step of a request of this node's own that is over, or was another run's: nobody waits for what comes of it."""
+        return (
+            isinstance(message, Step) and message.plan.entry == self._self and not self._entry.serves(message.session)
+        )
 
     def _close_unless_served(self, session: SessionId) -> None:
         """Nobody else will end its streams, once what was answered is out. They are the entry's as well as the hops'."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import trio
 
+from meshd.chain.codec import to_wire
 from meshd.chain.request import Finished, GenerationRequest, Started, Tokens
 from meshd.errors import Busy, CallerError, ContextLengthExceeded, DeadlineExceeded, NotReady, StageUnavailable
 from meshd.inference.engine import Sampling
 from meshd.inference.hash_stage import reference
-from meshd.vocabulary import LayerRange
-from tests.chain.room import LAYERS, Outcome, Room, node_id, open_room, run, three_stages
+from meshd.vocabulary import Hop, LayerRange
+from tests.chain.room import DIGEST, LAYERS, Outcome, Room, node_id, open_room, run, three_stages
+from tests.chain.steps import STEP, changed
 
 PROMPT = tuple(b"The capital of France is")
 LONG = tuple(i % 251 for i in range(1500))
@@ -408,3 +410,30 @@ def test_hops_forget_a_session_whose_entry_died() -> None:
 
 async def _ask_until_killed(room: Room) -> None:
     await room.ask(9, GenerationRequest(PROMPT, 5000))
+
+
+def test_a_step_of_a_request_that_this_node_does_not_run_any_more_leaves_nothing() -> None:
+    """It was on the way when the entry ended, or was started anew: nobody waits for what would come of it."""
+
+    async def main() -> None:
+        async with open_room() as room:
+            await three_stages(room, step_ms=0.0)
+            route = (Hop(node_id(3), LayerRange(8, LAYERS), 1),)
+            step = changed(
+                STEP,
+                digest=DIGEST,
+                origin=LayerRange(4, 8),
+                entry=node_id(3),
+                route=route,
+                start=0,
+                n=1,
+                rows=bytes(16),
+            )
+            link = await room.nodes[2].links.get(node_id(3))
+            await link.open(to_wire(step))
+            for _ in range(200):  # not a wait: a node that talks to itself for ever would stop the test's clock
+                await trio.lowlevel.checkpoint()
+            assert room.nodes[3].service.sessions == 0
+            assert room.nodes[3].service.streams == 0
+
+    run(main)
