@@ -25,6 +25,7 @@ CONNECT_S: Final = 3.0
 LONGER: Final = 0.5  # by so much more is each further entry waited for: where all are slow, leaving them helps nobody
 AWAKE_S: Final = 1.0  # how long another entry has to say that it is there
 FRESH_S: Final = 1.0  # what an entry said of the room longer ago may not be so any more
+LATE_S: Final = 0.5  # after the deadline the entry's own word of it may still come
 PAUSE_S: Final = 0.05  # when all have failed, before they are asked again
 _BEAT: Final = {"X-Mesh-Beat": "1"}
 
@@ -153,6 +154,8 @@ class Answer:
 
     def lost(self, why: str, now: float) -> None:
         """The entry cannot be reached, fell silent, or stopped in the middle."""
+        if (left_ms := self._left_ms(now)) is not None and left_ms <= 0:
+            why += f" when the {self._request['deadline_ms']} ms that the request gives were over"
         self._problem(unreachable(self._url, why), now)
 
     def awake(self, url: str | None) -> None:
@@ -175,14 +178,21 @@ class Answer:
             body["deadline_ms"] = max(1, left)
         self._heard, self.listening = now, True
         if not self._several:
-            return Post(self._url + "/chain", body, {}, CONNECT_S, patience.timeout_s)
-        silence_s = patience.silence_s * (1.0 + LONGER * self._left)
-        return Post(self._url + "/chain", body, _BEAT, AWAKE_S, min(patience.timeout_s, silence_s))
+            connect_s, read_s, headers = CONNECT_S, patience.timeout_s, dict[str, str]()
+        else:
+            silence_s = patience.silence_s * (1.0 + LONGER * self._left)
+            connect_s, read_s, headers = AWAKE_S, min(patience.timeout_s, silence_s), _BEAT
+        return Post(self._url + "/chain", body, headers, self._in_time(connect_s, now), self._in_time(read_s, now))
 
     def _left_ms(self, now: float) -> int | None:
         """Of the caller's deadline, which is one for all entries together."""
         whole = self._request.get("deadline_ms")
         return None if whole is None else int(whole - (now - self._began) * 1000)
+
+    def _in_time(self, seconds: float, now: float) -> float:
+        """So long, but not past the caller's deadline."""
+        left_ms = self._left_ms(now)
+        return seconds if left_ms is None else min(seconds, max(0, left_ms) / 1000 + LATE_S)
 
     def _problem(self, problem: MeshdError, now: float) -> None:
         self.listening = False
@@ -217,7 +227,7 @@ class Answer:
             left = others[:1] or [self._at]
         if isinstance(problem, NoEntry) and len(left) > 1:  # where one entry has gone, others may have gone with it
             self._racing = left
-            self._todo.append(Race(tuple(self._entries.urls[i] for i in left), AWAKE_S))
+            self._todo.append(Race(tuple(self._entries.urls[i] for i in left), self._in_time(AWAKE_S, now)))
         self._at = left[0]
 
     # --- events -------------------------------------------------------------------------------------------------------

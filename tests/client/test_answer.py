@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshd.client.answer import PAUSE_S, SILENCE_S, Answer, Patience, Pause, Piece, Post, Race
+from meshd.client.answer import LATE_S, PAUSE_S, SILENCE_S, Answer, Patience, Pause, Piece, Post, Race
 from meshd.client.entries import Entries, NoEntry, RequestFailed
 
 GONE = json.dumps({"error": {"code": "stage_unavailable", "message": "stage 15..30 unavailable"}}).encode()
@@ -230,6 +230,22 @@ def test_one_deadline_is_for_all_entries_together() -> None:
     one.lost("timed out", 5.0)
     with pytest.raises(NoEntry):
         one.next(5.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_silence_is_waited_for_past_the_deadline(count: int) -> None:
+    """Every entry takes connections and says nothing."""
+    one, _ = answer(count, deadline_ms=700)
+    now = 0.0
+    with pytest.raises(NoEntry, match="700 ms"):
+        while (todo := one.next(now)) is not None:
+            if isinstance(todo, Post):
+                now += todo.read_s
+                one.lost("timed out", now)
+            elif isinstance(todo, Race):
+                now += todo.within_s
+                one.awake(None)
+    assert now <= 0.7 + 2 * LATE_S
 
 
 def test_whoever_ignores_what_it_is_resumed_with_does_not_go_on_for_ever() -> None:
