@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 from meshd.client.answer import CONNECT_S, Post
 from meshd.client.entries import Entries, NoEntry
 from meshd.errors import Unauthorized
+
+_KEPT: Final = 20  # connections that nobody uses
 
 
 def entries_of(urls: Sequence[str] | str) -> Entries:
@@ -43,7 +45,10 @@ def settings(key: str | None, timeout_s: float) -> dict[str, Any]:
     if key and not is_sendable(key):
         raise Unauthorized("the key holds a space, a line's end or another character that no key has")
     headers = {"Authorization": _credentials(key)} if key else {}
-    return {"headers": headers, "timeout": httpx.Timeout(timeout_s, connect=CONNECT_S), "trust_env": False}
+    # A stream that waited for one of httpx's hundred connections would take its entry for silent.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT)
+    timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+    return {"headers": headers, "timeout": timeout, "limits": limits, "trust_env": False}
 
 
 def _credentials(key: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import pytest
+import trio
 
-from meshd.client import NoEntry, RequestFailed
+from meshd.client import AsyncClient, NoEntry, RequestFailed
 from meshd.errors import StageUnavailable
 from meshd.vocabulary import LayerRange
 from tests.api.rig import Rig, served
@@ -114,6 +115,28 @@ def test_a_stream_that_is_closed_ends_the_request(door: Door) -> None:
     with served(one) as url:
         assert len(door.stream([url], first=2, max_tokens=len(IDS))) == 2
         until(lambda: one.chain.running == 0, "nothing runs")
+
+
+def test_any_number_of_streams_at_a_time() -> None:
+    """Each has its own connection: one that had to wait for another's would take the entries for silent."""
+    one, many = rig(hold_at=1), 104
+
+    async def main(url: str) -> None:
+        begun = set[int]()
+        async with AsyncClient([url, url]) as room, trio.open_nursery() as nursery:
+
+            async def listen(number: int) -> None:
+                async with aclosing(room.stream("x", patience_s=0.0, max_tokens=len(IDS))) as pieces:
+                    async for _ in pieces:
+                        begun.add(number)
+                        if len(begun) == many:
+                            nursery.cancel_scope.cancel()
+
+            for number in range(many):
+                nursery.start_soon(listen, number)
+
+    with served(one) as url:
+        trio.run(main, url)
 
 
 def test_a_conversation_keeps_what_was_said(door: Door) -> None:
