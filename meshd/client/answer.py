@@ -27,7 +27,9 @@ AWAKE_S: Final = 1.0  # how long another entry has to say that it is there
 FRESH_S: Final = 1.0  # what an entry said of the room longer ago may not be so any more
 LATE_S: Final = 0.5  # after the deadline the entry's own word of it may still come
 PAUSE_S: Final = 0.05  # when all have failed, before they are asked again
+FULL_S: Final = 1.0  # so long at most when all were full, time after time: places come with the ends of answers
 _BEAT: Final = {"X-Mesh-Beat": "1"}
+_FULL: Final = 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Answer:
         self._tried: dict[int, tuple[MeshdError, float]] = {}  # since the last token, and when
         self._before, self._give_up = 0, now + patience.patience_s
         self._left = 0  # entries that were lost since then
+        self._pause_s = PAUSE_S
         self._heard = now
         self._todo: deque[Post | Race | Pause] = deque()
         self._racing: list[int] = []
@@ -222,13 +225,18 @@ class Answer:
                 self._failed = told
             return  # else it is asked once more: the others took their time
         if not left:
-            self._todo.append(Pause(PAUSE_S))
+            self._pause_s = min(FULL_S, 2 * self._pause_s) if self._all_full() else PAUSE_S
+            self._todo.append(Pause(self._in_time(self._pause_s, now)))
             self._tried.clear()
             left = others[:1] or [self._at]
         if isinstance(problem, NoEntry) and len(left) > 1:  # where one entry has gone, others may have gone with it
             self._racing = left
             self._todo.append(Race(tuple(self._entries.urls[i] for i in left), self._in_time(AWAKE_S, now)))
         self._at = left[0]
+
+    def _all_full(self) -> bool:
+        """A crowd that asked twenty times a second would take the entries' time from the answers that it waits for."""
+        return all(isinstance(told, RequestFailed) and told.http_status == _FULL for told, _ in self._tried.values())
 
     # --- events -------------------------------------------------------------------------------------------------------
 

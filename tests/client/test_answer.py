@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshd.client.answer import LATE_S, PAUSE_S, SILENCE_S, Answer, Patience, Pause, Piece, Post, Race
+from meshd.client.answer import FULL_S, LATE_S, PAUSE_S, SILENCE_S, Answer, Patience, Pause, Piece, Post, Race
 from meshd.client.entries import Entries, NoEntry, RequestFailed
 
 GONE = json.dumps({"error": {"code": "stage_unavailable", "message": "stage 15..30 unavailable"}}).encode()
@@ -184,6 +184,20 @@ def test_patience_is_from_the_last_token_and_each_is_asked_before_the_end() -> N
     one.refused(503, GONE, 22.2)
     with pytest.raises(RequestFailed, match="unavailable"):
         one.next(22.2)
+
+
+def test_entries_that_are_full_are_asked_less_and_less_often() -> None:
+    full = json.dumps({"error": {"code": "busy", "message": "64 requests run at this node"}}).encode()
+    one, _ = answer(2)
+    pauses = []
+    for status, body in [(429, full)] * 14 + [(503, GONE)] * 2:
+        while not isinstance(todo := one.next(0.0), Post):
+            assert isinstance(todo, Pause)
+            pauses.append(todo.seconds)
+        one.refused(status, body, 0.0)
+    assert one.next(0.0) == Pause(PAUSE_S), "layers may be back at any moment"
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert pauses[-1] == FULL_S
 
 
 def test_what_an_entry_said_is_worth_more_than_that_another_was_not_there() -> None:
