@@ -206,7 +206,7 @@ class Answer:
                 return
         if len(self._progress.tokens) > self._before:
             self._before, self._give_up = len(self._progress.tokens), now + self._patience.patience_s
-            self._left = 0
+            self._left, self._pause_s = 0, PAUSE_S
             self._tried.clear()
         elif not self._several:
             self._failed = problem
@@ -235,8 +235,8 @@ class Answer:
         self._at = left[0]
 
     def _all_full(self) -> bool:
-        """A crowd that asked twenty times a second would take the entries' time from the answers that it waits for."""
-        return all(isinstance(told, RequestFailed) and told.http_status == _FULL for told, _ in self._tried.values())
+        """Those that are there. A crowd that asked twenty times a second would take the entries' time from the answers that it waits for."""
+        return {told.http_status for told, _ in self._tried.values() if isinstance(told, RequestFailed)} == {_FULL}
 
     # --- events -------------------------------------------------------------------------------------------------------
 

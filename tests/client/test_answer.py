@@ -190,11 +190,14 @@ def test_entries_that_are_full_are_asked_less_and_less_often() -> None:
     full = json.dumps({"error": {"code": "busy", "message": "64 requests run at this node"}}).encode()
     one, _ = answer(2)
     pauses = []
-    for status, body in [(429, full)] * 14 + [(503, GONE)] * 2:
+    for status, body in [(429, full)] * 13 + [(0, b"")] + [(503, GONE)] * 2:
         while not isinstance(todo := one.next(0.0), Post):
             assert isinstance(todo, Pause)
             pauses.append(todo.seconds)
-        one.refused(status, body, 0.0)
+        if status:
+            one.refused(status, body, 0.0)
+        else:
+            one.lost("refused", 0.0)
     assert one.next(0.0) == Pause(PAUSE_S), "layers may be back at any moment"
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert pauses[-1] == FULL_S
