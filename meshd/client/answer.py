@@ -235,7 +235,7 @@ class Answer:
         self._at = left[0]
 
     def _all_full(self) -> bool:
-        """Those that are there. A crowd that asked twenty times a second would take the entries' time from the answers that it waits for."""
+        """Those that are there. A crowd that asked twenty times a second would take from them what its answers need."""
         return {told.http_status for told, _ in self._tried.values() if isinstance(told, RequestFailed)} == {_FULL}
 
     # --- events -------------------------------------------------------------------------------------------------------
