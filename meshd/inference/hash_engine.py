@@ -34,6 +34,7 @@ class _Job:
     run: Run
     arrived: float
     result: Ran | MeshdError | None = None
+    withdrawn: bool = False  # whoever wanted it is gone, perhaps with its session
 
 
 class HashEngine:
@@ -109,6 +110,7 @@ class HashEngine:
                 if job.result is None and not self._closed:
                     await self._forward()
         except trio.Cancelled:
+            job.withdrawn = True  # another's forward may have taken it already
             if job in self._waiting:
                 self._waiting.remove(job)
             raise
@@ -136,12 +138,12 @@ class HashEngine:
         try:
             await trio.sleep(self.step_ms * share / 1000.0)
         except trio.Cancelled:
-            self._waiting.extendleft(reversed(batch))
+            self._waiting.extendleft(job for job in reversed(batch) if not job.withdrawn)
             raise
         finally:
             self._forward_began = None
         if not self._closed:
-            self._compute(batch, began)
+            self._compute([job for job in batch if not job.withdrawn], began)
 
     def _compute(self, batch: Sequence[_Job], began: float) -> None:
         self._forwards += 1

@@ -272,6 +272,26 @@ def test_a_cancelled_leader_leaves_the_others_their_turn() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+def test_a_session_that_is_dropped_in_a_forward_of_others_leaves_nothing() -> None:
+    async def main() -> None:
+        engine = HashEngine(SPEC, LayerRange(0, 3), step_ms=1000.0)
+
+        async def one(i: int) -> None:
+            await engine.run(run(SessionId(f"{i:032x}"), LayerRange(0, 3), 0, ids(1)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, 1)
+            await trio.sleep(0.1)
+            nursery.start_soon(one, 2)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.6):  # in the second forward, which the one before it in the queue has begun
+                await one(3)
+            engine.drop(SessionId(f"{3:032x}"))
+        assert engine.health().sessions == 2
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 def test_closing_fails_who_waits() -> None:
     async def main() -> None:
         engine = HashEngine(SPEC, LayerRange(0, 3), step_ms=1000.0)
