@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import trio
 
-from meshd.errors import EngineFailed, MeshdError, RangeNotHeld
+from meshd.errors import EngineFailed, MeshdError, NeedRows, RangeNotHeld
 from meshd.inference.engine import EngineHealth, EngineInfo, Opening, Ran, Run, Sampling, Settle
 from meshd.inference.hash_stage import ROW_BYTES, VOCABULARY, HashSessions, HashStage
 from meshd.inference.prefix_cache import PrefixCache
@@ -34,7 +34,6 @@ class _Job:
     run: Run
     arrived: float
     result: Ran | MeshdError | None = None
-    withdrawn: bool = False  # whoever wanted it is gone, perhaps with its session
 
 
 class HashEngine:
@@ -78,6 +77,7 @@ class HashEngine:
         )
         self._lock = trio.Lock()
         self._waiting: deque[_Job] = deque()
+        self._batch: list[_Job] = []  # of the forward that runs
         self._closed = False
         self._forwards = 0
         self._forward_began: float | None = None
@@ -110,7 +110,6 @@ class HashEngine:
                 if job.result is None and not self._closed:
                     await self._forward()
         except trio.Cancelled:
-            job.withdrawn = True  # another's forward may have taken it already
             if job in self._waiting:
                 self._waiting.remove(job)
             raise
@@ -132,22 +131,23 @@ class HashEngine:
 
     async def _forward(self) -> None:
         """One forward over everything that waits, up to a batch. Called with the lock held."""
-        batch = [self._waiting.popleft() for _ in range(min(self._max_batch, len(self._waiting)))]
+        batch = self._batch = [self._waiting.popleft() for _ in range(min(self._max_batch, len(self._waiting)))]
         began = self._forward_began = trio.current_time()
         share = max(len(job.run.layers) for job in batch) / self._stage.num_layers
         try:
             await trio.sleep(self.step_ms * share / 1000.0)
         except trio.Cancelled:
-            self._waiting.extendleft(job for job in reversed(batch) if not job.withdrawn)
+            self._waiting.extendleft(job for job in reversed(batch) if job.result is None)
             raise
         finally:
-            self._forward_began = None
+            self._forward_began, self._batch = None, []
         if not self._closed:
-            self._compute([job for job in batch if not job.withdrawn], began)
+            self._compute(batch, began)
 
     def _compute(self, batch: Sequence[_Job], began: float) -> None:
         self._forwards += 1
         now = trio.current_time()
+        batch = [job for job in batch if job.result is None]
         for job in batch:
             job.result = self._run_one(job, began, len(batch))
         behind = sum(max(0, job.run.start + job.run.n - max(job.run.start, job.run.prompt_len)) for job in batch)
@@ -171,6 +171,11 @@ class HashEngine:
         return self._sessions.open(opening, trio.current_time())
 
     def drop(self, session: SessionId) -> None:
+        """Also what waits or is under way for it: computed later, it would make the session anew, for good."""
+        for job in (*self._waiting, *self._batch):
+            if job.run.session == session and job.result is None:
+                job.result = NeedRows(0)
+        self._waiting = deque(job for job in self._waiting if job.result is None)
         self._sessions.drop(session)
 
     def evict(self, session: SessionId, layers: LayerRange) -> None:

@@ -289,6 +289,18 @@ def test_a_session_that_is_dropped_in_a_forward_of_others_leaves_nothing() -> No
             engine.drop(SessionId(f"{3:032x}"))
         assert engine.health().sessions == 2
 
+        async def told() -> None:
+            with pytest.raises(NeedRows):
+                await one(4)
+
+        async with (
+            trio.open_nursery() as nursery
+        ):  # and at the moment when it is done, which no cancelling can undo any more
+            nursery.start_soon(told)
+            await trio.testing.wait_all_tasks_blocked()
+            engine.drop(SessionId(f"{4:032x}"))
+        assert engine.health().sessions == 2
+
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
