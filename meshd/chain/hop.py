@@ -37,6 +37,9 @@ from meshd.vocabulary import LayerRange, NodeId
 MAX_QUEUE: Final = 64  # steps that wait at one hop
 MAX_OWED: Final = 8  # needs from downstream that wait for a fill from upstream
 FILL_ROWS: Final = 256  # rows in one Fill
+NEED_ROWS: Final = (
+    16 * FILL_ROWS
+)  # rows in one Need: what answers it is sent at once, and must have room where it waits
 NEED_AGAIN_S: Final = 1.0  # an unanswered Need is repeated, each time after twice as long
 
 
@@ -50,12 +53,14 @@ class _Queued:
 
 @dataclass(slots=True)
 class _Want:
-    """Rows asked from upstream: the next fill must start at ``next``. ``since``: when one came, or when they were asked for."""
+    """Rows wanted from upstream: the next fill must start at ``next``, those before ``asked`` were asked for. ``since``: when one
+    came, at first when it was asked for."""
 
     key: tuple[int, int]
     source: NodeId
     origin: LayerRange | None
     next: int
+    asked: int
     upto: int
     since: float
     again_at: float
@@ -130,7 +135,8 @@ class HopSession:
         )  # a slow wire is not to carry the rest again each time
         want.since, want.again_at = now, now + want.wait_s
         self._fills.append(fill)
-        return self._go(now)
+        more = self._ask_upstream(want, now) if want.asked <= want.next < want.upto else []
+        return [*more, *self._go(now)]
 
     def need(self, need: Need, source: NodeId) -> list[Effect]:
         """The next hop lacks rows that this one sent or can make again."""
@@ -394,7 +400,7 @@ class HopSession:
     def _want_rows(
         self, key: tuple[int, int], source: NodeId, origin: LayerRange | None, upto: int, now: float
     ) -> list[Effect]:
-        self._want = _Want(key, source, origin, self.have, upto, now, now + NEED_AGAIN_S)
+        self._want = _Want(key, source, origin, self.have, self.have, upto, now, now + NEED_AGAIN_S)
         return self._ask_upstream(self._want, now)
 
     def _ask_upstream(self, want: _Want, now: float) -> list[Effect]:
@@ -402,8 +408,8 @@ class HopSession:
         if want.next >= want.upto:  # can only be when an old promise came true meanwhile
             self._want = None
             return self._go(now)
-        need = Need(self.session, *want.key, self.layers, want.origin, want.next, want.upto)
-        return [Send(want.source, need)]
+        want.asked = min(want.upto, want.next + NEED_ROWS)
+        return [Send(want.source, Need(self.session, *want.key, self.layers, want.origin, want.next, want.asked))]
 
     def _read(self, need: Need, source: NodeId) -> ReadLog:
         ticket = next(self._tickets)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 
 from meshd.chain.attempts import pack_ids
+from meshd.chain.courier import OUTBOX
 from meshd.chain.effects import Compute, Forget, ReadLog, Send
 from meshd.chain.effects import HopEffect as Effect
 from meshd.chain.hop import FILL_ROWS, NEED_AGAIN_S
@@ -144,6 +146,31 @@ def test_a_slow_wire_is_not_taken_for_a_need_that_was_lost() -> None:
             table.settle(effect, Ran(), arrives)
         arrives += fill_s
     assert needs <= 2
+
+
+def test_what_answers_a_need_finds_room_where_it_waits_however_long_the_prompt_is() -> None:
+    table = hops()
+    upto = 2 * OUTBOX * FILL_ROWS + 100
+    needs = [need for _, need in sent(table.receive(changed(STEP, start=upto), A, 0.0)) if isinstance(need, Need)]
+    job: Compute | None = None
+    have = most = 0
+    for need in needs:  # each brings the next
+        assert need.have == have
+        fills = [*range(need.have, need.upto, FILL_ROWS), need.upto]
+        most = max(most, len(fills) - 1)
+        for start, end in pairwise(fills):
+            for effect in table.receive(Fill(SESSION, 1, 1, MIDDLE, start, end - start, b"f"), A, 0.0):
+                if isinstance(effect, Compute):
+                    job = effect
+                elif isinstance(effect, Send) and isinstance(effect.message, Need):
+                    needs.append(effect.message)
+        have = need.upto
+    while job is not None and job.run.emit == 0:
+        job = next((effect for effect in table.settle(job, Ran(), 0.0) if isinstance(effect, Compute)), None)
+    assert have == upto
+    assert job is not None
+    assert job.run.start == upto, "the step runs when all the rows are there"
+    assert most <= OUTBOX // 4, "and there is room for what else waits, or comes twice"
 
 
 def test_a_need_is_answered_from_the_log_whatever_its_attempt() -> None:
