@@ -124,7 +124,11 @@ class Relay:
             case Compute() if self._submit(effect):
                 pass
             case Begin() | Compute() | ReadLog():
-                self._nursery.start_soon(self._work, effect)
+                scope = (
+                    trio.CancelScope()
+                )  # known from now on: the session may be over before the task has its first turn
+                self._stops.setdefault(effect.session, set()).add(scope.cancel)
+                self._nursery.start_soon(self._work, effect, scope)
             case Forget():
                 self._forget(effect.session)
 
@@ -165,15 +169,15 @@ class Relay:
             engine.drop(session)
         self._forgotten(session)
 
-    async def _work(self, job: Begin | Compute | ReadLog) -> None:
+    async def _work(self, job: Begin | Compute | ReadLog, scope: trio.CancelScope) -> None:
         """One question to the engine."""
-        with trio.CancelScope() as scope:
-            stop = scope.cancel
-            self._stops.setdefault(job.session, set()).add(stop)
+        if scope.cancel_called:
+            return
+        with scope:
             try:
                 outcome = await self._ask_engine(job)
             finally:
-                self._forget_stop(job.session, stop)
+                self._forget_stop(job.session, scope.cancel)
         if scope.cancelled_caught:
             return
         self._carry(self._hops.settle(job, outcome, trio.current_time()))

@@ -166,9 +166,10 @@ class HashEngine:
         return self._sessions.boundary(session, layers, start, end)
 
     async def open(self, opening: Opening) -> int:
-        await trio.lowlevel.checkpoint()
         self._check_held(opening.layers)
-        return self._sessions.open(opening, trio.current_time())
+        have = self._sessions.open(opening, trio.current_time())
+        await trio.lowlevel.checkpoint()  # not before: a session that is dropped meanwhile would be there again
+        return have
 
     def drop(self, session: SessionId) -> None:
         """Also what waits or is under way for it: computed later, it would make the session anew, for good."""

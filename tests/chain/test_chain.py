@@ -437,3 +437,18 @@ def test_a_step_of_a_request_that_this_node_does_not_run_any_more_leaves_nothing
             assert room.nodes[3].service.streams == 0
 
     run(main)
+
+
+def test_a_client_that_leaves_at_once_leaves_nothing_in_the_engine() -> None:
+    """Step and end come together: the computation has not had its first turn when the session is over."""
+
+    async def main() -> None:
+        async with open_room() as room:
+            await three_stages(room)
+            for prompt in (PROMPT, LONG):  # of a long one it is asked first what is kept of it
+                async with room.nodes[1].service.generate(GenerationRequest(prompt, 5)):
+                    pass
+                await trio.sleep(1.0)
+                assert [node.engine.health().sessions for node in room.nodes.values() if node.engine] == [0] * 6
+
+    run(main)
