@@ -46,9 +46,10 @@ class Detours:
         self._tried.clear()
         self._bypassed = False
 
-    def full(self, nodes: Iterable[NodeId]) -> bool:
-        """True when one of ``nodes`` had no room."""
-        return any(self._blame.full(node) for node in nodes)
+    def full(self, route: Route, bad: Set[NodeId], now: float) -> bool:
+        """True when there would be a way around the ``bad`` if those that had no room had it."""
+        full = self._blame.full()
+        return bool(full) and not self._reroute(route, bad, "full", [self._blame.hopeless() - full], now).missing
 
     def around(self, route: Route, bad: Set[NodeId], reason: str, reporter: NodeId, now: float) -> Rerouted:
         """``route`` without the ``bad``, whom ``reporter`` could not reach."""
@@ -64,11 +65,12 @@ class Detours:
         return found
 
     def beside(self, route: Route, slow: Set[NodeId], reason: str, now: float) -> Rerouted | None:
-        """A second route without the ``slow``, nobody of whom is tried again for this token; None if nobody can stand in."""
+        """A second route without the ``slow``, nobody of whom is tried again for this token; None if nobody can stand in. Others may
+        reach those that were lost; who had no room has none for anybody."""
         self._tried |= slow
         for node in slow:
             self._blame.add(node, None, now)
-        tiers = [self._tried | self._blame.avoid(now), self._tried]
+        tiers = [self._tried | self._blame.avoid(now), self._tried | self._blame.full()]
         replaceable = {node for node in slow if not self._reroute(route, {node}, reason, tiers, now).missing}
         found = self._reroute(route, replaceable, reason, tiers, now) if replaceable else None
         return None if found is None or found.missing else found

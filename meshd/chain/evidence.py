@@ -59,10 +59,9 @@ class Blame:
         """Nodes that are not tried again for this token even if nobody else is left."""
         return {node for node, case in self._cases.items() if case.hopeless and case.stamp == self._stamp(node)}
 
-    def full(self, node: NodeId) -> bool:
-        """True when ``node`` had no room."""
-        case = self._cases.get(node)
-        return case is not None and case.why is Why.FULL
+    def full(self) -> set[NodeId]:
+        """Nodes of those that had no room."""
+        return {node for node in self.hopeless() if self._cases[node].why is Why.FULL}
 
     def token(self, through: Iterable[NodeId]) -> None:
         """A token came: the nodes it came through are forgiven, the others may be tried again if need be."""

@@ -506,7 +506,7 @@ class Session:
         if any(self._replicas.pending(layers) for layers in found.missing):
             self._stuck = _Stuck(bad, reason, now + PENDING_S, now + RETRY_S)
             return []
-        return self._fail(self._unavailable(found.missing, bad, pending=False))
+        return self._fail(self._unavailable(found.missing, bad, now, pending=False))
 
     def _retry(self, stuck: _Stuck, now: float) -> list[Effect]:
         """Try again to find the layers that are about to be proven."""
@@ -518,12 +518,14 @@ class Session:
             begun = self._begin(found.route, chained(self._current.swaps, found.swaps), now, replayed=self._acked)
             return [Failover(found.swaps, found.route, hedge=False), *begun]
         if now >= stuck.until:
-            return self._fail(self._unavailable(found.missing, stuck.bad, pending=True))
+            return self._fail(self._unavailable(found.missing, stuck.bad, now, pending=True))
         self._stuck = _Stuck(stuck.bad, stuck.reason, stuck.until, now + RETRY_S)
         return []
 
-    def _unavailable(self, missing: tuple[LayerRange, ...], bad: frozenset[NodeId], *, pending: bool) -> MeshdError:
-        if self._detours.full(bad):
+    def _unavailable(
+        self, missing: tuple[LayerRange, ...], bad: frozenset[NodeId], now: float, *, pending: bool
+    ) -> MeshdError:
+        if self._detours.full(self.route, bad, now):
             return Busy(f"no room for another session at layers {', '.join(map(str, missing))}")
         return StageUnavailable(list(missing), pending=pending)
 

@@ -331,6 +331,24 @@ def test_no_room_for_a_session_is_busy() -> None:
     run(main)
 
 
+def test_layers_that_others_have_no_room_for_are_not_said_to_be_nowhere() -> None:
+    """The last holder that was tried had died; the one before it is there, and full."""
+
+    async def main() -> None:
+        async with open_room() as room:
+            await room.add(1, LayerRange(0, 6))
+            await room.add(2, LayerRange(6, 12), kv_bytes=64 * 6 * 100)
+            await room.add(3, LayerRange(6, 12))
+            room.kill(3)
+            with pytest.raises(Busy):
+                await room.ask(1, GenerationRequest(PROMPT, 200))
+            room.kill(2)
+            with pytest.raises(StageUnavailable):
+                await room.ask(1, GenerationRequest(PROMPT, 200))
+
+    run(main)
+
+
 def test_requests_that_cannot_be() -> None:
     async def main() -> None:
         async with open_room() as room:
