@@ -65,8 +65,8 @@ class Detours:
         return found
 
     def beside(self, route: Route, slow: Set[NodeId], reason: str, now: float) -> Rerouted | None:
-        """A second route without the ``slow``, nobody of whom is tried again for this token; None if nobody can stand in. Others may
-        reach those that were lost; who had no room has none for anybody."""
+        """A second route without the ``slow``, nobody of whom is tried again for this token; None if nobody can stand in. It may
+        go through who was lost, whom others may reach, and not through who had no room, which nobody gets."""
         self._tried |= slow
         for node in slow:
             self._blame.add(node, None, now)
