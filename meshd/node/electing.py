@@ -116,6 +116,7 @@ class Electing:
         self._carry(self._elector.progressed(progress, trio.current_time()))
 
     def loaded(self, layers: LayerRange) -> None:
+        self._look()
         self._carry(self._elector.loaded(layers, trio.current_time()))
 
     def failed(self, layers: LayerRange, reason: str) -> None:
@@ -194,6 +195,7 @@ class Electing:
                     stream.cancel()
                 if answer is not None:
                     given = hold_answer_untrusted(answer.head)
+                    self._look()  # what was a gap when the question went out may be filled
                     self._carry(self._elector.receive(given, peer, trio.current_time()))
         except MeshdError:
             pass  # no answer: the elector's own deadline says what that means
