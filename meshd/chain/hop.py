@@ -37,9 +37,7 @@ from meshd.vocabulary import LayerRange, NodeId
 MAX_QUEUE: Final = 64  # steps that wait at one hop
 MAX_OWED: Final = 8  # needs from downstream that wait for a fill from upstream
 FILL_ROWS: Final = 256  # rows in one Fill
-NEED_ROWS: Final = (
-    16 * FILL_ROWS
-)  # rows in one Need: what answers it is sent at once, and must have room where it waits
+NEED_ROWS: Final = 16 * FILL_ROWS  # in one Need: what answers it is sent at once, and must have room where it waits
 NEED_AGAIN_S: Final = 1.0  # an unanswered Need is repeated, each time after twice as long
 
 
@@ -130,9 +128,8 @@ class HopSession:
         if want is None or (fill.attempt, fill.seq) != want.key or fill.start != want.next:
             return []
         want.next = fill.end
-        want.wait_s = max(
-            NEED_AGAIN_S, 2.0 * (now - want.since)
-        )  # a slow wire is not to carry the rest again each time
+        # A slow wire is not to carry the rest again each time.
+        want.wait_s = max(NEED_AGAIN_S, 2.0 * (now - want.since))
         want.since, want.again_at = now, now + want.wait_s
         self._fills.append(fill)
         more = self._ask_upstream(want, now) if want.asked <= want.next < want.upto else []

@@ -124,9 +124,8 @@ class Relay:
             case Compute() if self._submit(effect):
                 pass
             case Begin() | Compute() | ReadLog():
-                scope = (
-                    trio.CancelScope()
-                )  # known from now on: the session may be over before the task has its first turn
+                # Known from now on: the session may be over before the task has its first turn.
+                scope = trio.CancelScope()
                 self._stops.setdefault(effect.session, set()).add(scope.cancel)
                 self._nursery.start_soon(self._work, effect, scope)
             case Forget():

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from meshd.fleet.device.main import MARK
 
-_ORDER: Final = (
-    *("shell", "places", "boot_files", "service", "environments", "facts", "preparing", "room", "main"),
-)  # each after what it imports
+# Each after what it imports.
+_ORDER: Final = (*("shell", "places", "boot_files", "service", "environments", "facts", "preparing", "room", "main"),)
 _PYTHONS: Final = ("python3", "python3.14", "python3.13", "python3.12", "python3.11")
 _READ: Final = "import sys; stdin = sys.stdin.buffer; exec(stdin.read(int(stdin.readline())))"
 _NEW_ENOUGH: Final = "import sys; sys.exit(sys.version_info < (3, 11))"

@@ -38,9 +38,8 @@ class Announcer:
         self.told = what
         healthy = sum(member.state == "alive" for member in directory.peers)
         text = f"{what} {self._url} mesh {self._mesh} {healthy} peers healthy"
-        reason = (
-            state[1] if layers is None else ""
-        )  # a node that stays an entry looks like one that serves, but for this
+        # A node that stays an entry looks like one that serves, but for this.
+        reason = state[1] if layers is None else ""
         if reason:
             text += f"; {reason}"
         self._log.emit(

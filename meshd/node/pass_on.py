@@ -33,12 +33,8 @@ from meshd.vocabulary import NodeId
 
 KIND: Final = "http"
 LATE_S: Final = 0.25  # the entry's own word that the time is over may still come
-_FORWARDED: Final = (
-    "content-type",
-    "accept",
-    "x-request-id",
-    "x-mesh-beat",
-)  # nothing else of a request's headers concerns its owner
+# Nothing else of a request's headers concerns its owner.
+_FORWARDED: Final = ("content-type", "accept", "x-request-id", "x-mesh-beat")
 
 
 class Passer:

@@ -114,9 +114,8 @@ class Machine:
         """Pull the plug: every process of the host is gone at once."""
         if self._process is None:
             return
-        self._process.send_signal(
-            signal.SIGKILL
-        )  # --kill-child: PID 1 of the host dies with it, and all others with that
+        # With --kill-child PID 1 of the host dies with it, and all others with that.
+        self._process.send_signal(signal.SIGKILL)
         self._process.wait(timeout=30)
         self._process = None
         self._wait(lambda: not netlab.tool("ip", "netns", "pids", self.net.namespace(self.host)).strip())

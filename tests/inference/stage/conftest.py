@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # before torch: spinning threads starve each other on a busy machine
+# Before torch: spinning threads starve each other on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 torch = pytest.importorskip("torch", reason="needs the engine extra")
 
 Made = Callable[..., tuple[Path, Any]]
