@@ -26,7 +26,8 @@ from tests.sim.whole.room import LAYER_MB, LAYERS, Errors, Room, ask, some_wish
 from tests.sim.whole.world import NODE, Dice, Processes, clock, sealed
 
 SETTLE_S: Final = 45.0
-ENOUGH_S: Final = 10.0  # a deadline that leaves time for any recovery
+RECOVERY_S: Final = 9.0  # time for any recovery, beside what the answer itself takes
+HALF_TRIPS: Final = 6  # of a token on a long route
 TOLD_S: Final = 2.0  # a range that became ready is known to everybody and proven
 STOPPED_S: Final = 30.0  # a drain takes ten seconds at most, and the stop after it not much
 FORGET_S: Final = 70.0  # sessions that nobody ended are forgotten after a minute
@@ -198,11 +199,17 @@ class Script:
                     break
                 must = self._spared_hold_all()
                 attempt = await ask(self.room, wish, rng.choice(entries))
-                if must and wish.final is None and self._spared_hold_all() and wish.deadline_s >= ENOUGH_S:
+                enough = wish.deadline_s - self._undisturbed_s(wish.max_tokens) >= RECOVERY_S
+                if must and enough and wish.final is None and self._spared_hold_all():
                     self.room.fail(
                         f"wish {wish.number} at {attempt.entry.name} beside whole layers: {attempt.error} {attempt.message}"
                     )
                 await trio.sleep(0.05)
+
+    def _undisturbed_s(self, tokens: int) -> float:
+        """What an answer takes at most in this weather if nothing happens."""
+        weather = self.net.weather
+        return tokens * HALF_TRIPS * (weather.latency_s + weather.jitter_s)
 
     def _spare(self) -> None:
         """One replica of every layer, and an entry."""
