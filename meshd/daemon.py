@@ -174,7 +174,7 @@ class Daemon:
             log=self.log,
             on_verdict=self._rebuild,
         )
-        self.roster = Roster(identity.node_id, self.admitting.verdict, self.barred)
+        self.roster = Roster(identity.node_id, self.admitting.verdict, self.barred.current)
         self.log.label = lambda: self.directory().label(identity.node_id) if self.directory().me else config.name
         self.claims = ClaimWatch(self.roster, self.log)
         self.gaps = GapWatch(self.log)

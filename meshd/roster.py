@@ -27,7 +27,7 @@ class Roster:
 
     self_id: NodeId
     verdict: Callable[[Advert], Verdict] = _no_verdict
-    barred: Container[NodeId] = frozenset()
+    barred: Callable[[], Container[NodeId]] = frozenset
     directory: Directory = field(init=False)
     _me: Member | None = None
     _peers: list[Member] = field(default_factory=list)
@@ -64,14 +64,15 @@ class Roster:
 
     def build(self) -> Directory:
         """The directory as of all that was told. Its version moves only if a route could change."""
-        members = [self._judged(member) for member in self._peers]
+        barred = self.barred()  # once: the answer may be a look at the disk
+        members = [self._judged(member, barred) for member in self._peers]
         if self._me is not None:
             members.append(self._me)
         self.directory = self.directory.replace(members)
         return self.directory
 
-    def _judged(self, member: Member) -> Member:
-        if member.node_id in self.barred:
+    def _judged(self, member: Member, barred: Container[NodeId]) -> Member:
+        if member.node_id in barred:
             return replace(member, admitted=False, admission=BARRED)
         admitted, reason = self.verdict(member.advert) if member.advert.layers is not None else (None, "")
         run, ratio = self._claim_ratio.get(member.node_id, ((0, 0), None))

@@ -46,7 +46,7 @@ def test_nobody_is_routed_to_without_a_verdict() -> None:
 def test_nothing_is_built_on_who_is_barred() -> None:
     """It has the mesh key and goes on saying that it lives; but no link to it can be made."""
     barred = set[NodeId]()
-    roster = Roster(ME, barred=barred)
+    roster = Roster(ME, barred=lambda: barred)
     roster.set_peers([Member(advert(A))])
     before = roster.build()
     assert before.replicas(WHOLE, "d")

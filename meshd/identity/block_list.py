@@ -27,14 +27,17 @@ class BlockList:
         self._told = ""
 
     def __contains__(self, node_id: object) -> bool:
+        return node_id in self.current()
+
+    def current(self) -> frozenset[NodeId]:
+        """The barred ids; of a file that cannot be read those of the last good one, with a word in the log. Looks at the disk."""
         try:
-            barred = self.read()
+            return self.read()
         except StateError as error:
-            barred = self._barred
             if error.message != self._told:
                 self._told = error.message
                 _log.warning("%s; the last good list stays in force", error.message)
-        return node_id in barred
+            return self._barred
 
     def read(self) -> frozenset[NodeId]:
         """The barred ids. Raises StateError naming the file, and the line that is not a node id."""
