@@ -44,6 +44,11 @@ def is_node_name(text: str) -> bool:
     return _NODE_NAME.match(text) is not None
 
 
+def stored_name(name: str) -> str:
+    """The model whose files a name stands for: ``@dtype`` is how it is computed, and has none of its own."""
+    return name.partition("@")[0]
+
+
 def is_model_name(text: str) -> bool:
     """True when ``text`` may name a model: ``name``, ``org/name``, either with ``@dtype``, or ``hash:L``.
 
@@ -56,7 +61,7 @@ def is_model_name(text: str) -> bool:
         return True
     if not _MODEL_NAME.match(text):
         return False
-    return all(part.strip(".") for part in text.partition("@")[0].split("/"))
+    return all(part.strip(".") for part in stored_name(text).split("/"))
 
 
 def is_host(text: str) -> bool:

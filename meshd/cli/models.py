@@ -14,7 +14,7 @@ from meshd.cli.bars import bars
 from meshd.cli.room import Json, StateDir, console, model_name, state_dir
 from meshd.models.hash_model import is_hash_model, parse_hash_model
 from meshd.models.store import ModelStore, StoredModel
-from meshd.vocabulary import MB, ModelSpec
+from meshd.vocabulary import MB, ModelSpec, stored_name
 
 
 def pull(
@@ -72,7 +72,7 @@ def ensure(name: str) -> tuple[ModelSpec, Path | None]:
     store = ModelStore.under(state_dir(None))
     found = store.find(name)
     if found is None:
-        _pull(name.partition("@")[0], store)  # a dtype is how it is computed; the files are the same
+        _pull(stored_name(name), store)
         found = store.get(name)
     return found.spec, store.root
 

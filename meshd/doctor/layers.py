@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshd.doctor.finding import Document, Documents, Finding, at, shell, span
-from meshd.vocabulary import BARRED
+from meshd.vocabulary import BARRED, stored_name
 
 
 def findings(documents: Documents) -> Iterator[Finding]:
@@ -100,8 +100,7 @@ def _not_admitted(documents: Documents) -> Iterator[Finding]:
         peer = by_name.get(each["name"], {})
         if peer.get("admitted") is not False or peer.get("incompatible") or peer.get("admission") == BARRED:
             continue  # not yet probed, a matter of versions, or somebody's will
-        name = str(peer.get("model") or documents.hive.get("model") or "")
-        model = name.partition("@")[0]  # every dtype is of its files
+        model = stored_name(str(peer.get("model") or documents.hive.get("model") or ""))
         text = f"{each['name']} computed something else than its layers should and gets no traffic: {each['reason']}"
         remedy = (
             "its copy of the weights, its memory or its torch is broken: take it out, fetch the model again, start it"

@@ -18,7 +18,7 @@ from meshd.config import Config
 from meshd.errors import LocalError, ModelNotFound
 from meshd.models.hash_model import HashModel, is_hash_model, parse_hash_model
 from meshd.models.store import ModelStore, StoredModel
-from meshd.vocabulary import ModelSpec
+from meshd.vocabulary import ModelSpec, stored_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,8 @@ def _stored(model: StoredModel | None, config: Config, store: ModelStore) -> Ser
 
 
 async def fetch(name: str, state_dir: Path, log: Callable[[str], None]) -> None:
-    """`meshd pull` in a child process; ``log`` gets its lines. Raises LocalError with its last words. ``@dtype`` in ``name`` is
-    how the model is computed, and nothing that could be fetched."""
-    command = [sys.executable, "-m", "meshd", "pull", name.partition("@")[0], "--state-dir", str(state_dir)]
+    """`meshd pull` in a child process; ``log`` gets its lines. Raises LocalError with its last words."""
+    command = [sys.executable, "-m", "meshd", "pull", stored_name(name), "--state-dir", str(state_dir)]
     last, status = "", -1
     async with trio.open_nursery() as nursery:
         try:

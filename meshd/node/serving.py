@@ -30,7 +30,7 @@ from meshd.node.electing import Electing
 from meshd.node.fetcher import Fetcher
 from meshd.node.model import Served
 from meshd.node.stage_loader import election_settings
-from meshd.vocabulary import ModelSpec, NodeStatus
+from meshd.vocabulary import ModelSpec, NodeStatus, stored_name
 
 LOOK_S: Final = 0.25
 NEIGHBOURS_S: Final = 3.0  # a room is heard of within a second or two; only then a model's own source is asked
@@ -171,11 +171,11 @@ class Serving:
 def rooms_digest(directory: Directory, name: str | None = None) -> str:
     """The model that most peers serve, of those called ``name`` if one is given; "" while none does. Whoever is gone serves
     nothing: a room that changed its model remembers for a while who served the one before."""
-    base = name.partition("@")[0] if name is not None else None
+    base = stored_name(name) if name is not None else None
     held = [
         member.advert.digest
         for member in directory.peers
         if member.state not in (NodeStatus.DEAD, NodeStatus.LEFT) and member.incompatible is None
-        if member.advert.digest and base in (None, member.advert.model.partition("@")[0])
+        if member.advert.digest and base in (None, stored_name(member.advert.model))
     ]
     return max(sorted(set(held)), key=held.count, default="")

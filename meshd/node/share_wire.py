@@ -23,7 +23,7 @@ from meshd.links.fields import integer_untrusted
 from meshd.links.wire import Message
 from meshd.models.headers import NAME_CAP
 from meshd.models.shard import COMPANION_CAP_BYTES, COMPANIONS
-from meshd.vocabulary import LayerRange, is_model_name
+from meshd.vocabulary import LayerRange, is_model_name, stored_name
 
 PREFIX: Final = "models."
 MANIFEST: Final = "models.manifest"
@@ -118,10 +118,10 @@ def offer_untrusted(message: Message) -> Offer:
     name, dtype, rehearsal = (head.get(key, "") for key in ("name", "dtype", "rehearsal"))
     if message.kind != OFFER or not all(isinstance(text, str) for text in (name, dtype, rehearsal)):
         raise BadFrame("not a neighbour's offer of a model")
-    if not is_model_name(name.partition("@")[0]):
+    if not is_model_name(stored_name(name)):
         raise BadFrame("an offer of a model without a name")
     return Offer(
-        name=name.partition("@")[0],
+        name=stored_name(name),
         dtype=dtype,
         held=_held_untrusted(head.get("held", [])),
         files=_files_untrusted(head.get("files", [])),

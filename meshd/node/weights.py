@@ -16,7 +16,7 @@ from meshd.models.manifest import read_manifest
 from meshd.models.spec import tensors_of
 from meshd.node.fetcher import Fetcher
 from meshd.node.model import Served
-from meshd.vocabulary import LayerRange
+from meshd.vocabulary import LayerRange, stored_name
 
 Pull = Callable[[str], Awaitable[None]]
 
@@ -49,7 +49,7 @@ class Weights:
         if self._pull is None or served.folder is None:
             raise ModelRefused(f"{lacking.message}; neighbours: {why_not.message}")
         try:
-            await self._pull(served.spec.name.partition("@")[0])
+            await self._pull(stored_name(served.spec.name))
         except LocalError as error:
             raise ModelRefused(f"{lacking.message}; neighbours: {why_not.message}; source: {error.message}") from error
         still = await trio.to_thread.run_sync(_lacking, served.folder, layers)
